@@ -1,0 +1,70 @@
+//! What can go wrong on a device and could not have been foreseen by the caller.
+//!
+//! Misuse that the caller could have checked (a shape that does not match its buffer) is a panic with a sentence
+//! in debug builds, not a variant here.
+
+use crate::DType;
+
+/// An error of a compute unit. Comparable, so tests can name the one they expect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The device cannot hold another `bytes`.
+    #[error("device {device} is out of memory: {bytes} more bytes were asked for")]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// Bytes of the request that failed.
+        bytes: usize,
+    },
+    /// The device does not offer this operation; `supports` would have said so.
+    #[error("device {device} does not support {what}")]
+    Unsupported {
+        /// The device's name.
+        device: String,
+        /// The operation, in words.
+        what: String,
+    },
+    /// A buffer or weight made by another device.
+    #[error("the handle was made by another device than {device}")]
+    ForeignHandle {
+        /// The device that refused it.
+        device: String,
+    },
+    /// The memory is leased to another job.
+    #[error("the buffer is in use by another job")]
+    Leased,
+    /// The bytes of a weight do not match its type and shape.
+    #[error("a {rows} x {cols} weight of type {dtype} does not fit {bytes} bytes")]
+    Shape {
+        /// Type of the weight.
+        dtype: DType,
+        /// Rows of the weight.
+        rows: usize,
+        /// Columns of the weight.
+        cols: usize,
+        /// Bytes that were given.
+        bytes: usize,
+    },
+    /// The device is gone (driver reset, unplugged); every later call fails too.
+    #[error("device {device} is lost: {reason}")]
+    Lost {
+        /// The device's name.
+        device: String,
+        /// What the driver said.
+        reason: String,
+    },
+    /// The job was dropped without being finished.
+    #[error("the job was dropped before it finished")]
+    Dropped,
+    /// An error that a plugin reported, with its vendor's own code.
+    #[error("plugin {plugin} failed (code {code}): {text}")]
+    Plugin {
+        /// The plugin's name.
+        plugin: String,
+        /// The vendor's code.
+        code: i64,
+        /// The vendor's text.
+        text: String,
+    },
+}

@@ -1,0 +1,7 @@
+//! The contract between neuropil and a compute unit.
+
+mod dtype;
+mod error;
+
+pub use dtype::DType;
+pub use error::DeviceError;

@@ -1,0 +1,3 @@
+//! What the tests of neuropil share.
+
+pub mod gguf_writer;
