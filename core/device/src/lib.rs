@@ -1,7 +1,44 @@
 //! The contract between neuropil and a compute unit.
+//!
+//! A *device* is one unit that accepts jobs: a CPU pool, a GPU with memory of its own, an NPU behind a C ABI with
+//! static shapes. A *backend* finds and opens the devices of one family. The runtime knows only what is in this
+//! crate, and a backend or plugin implements only what is in this crate:
+//!
+//! ```text
+//!   runtime                          device
+//!     | prepare(WeightSource)          |   pack, upload or compile; the handle is the device's own
+//!     | ------------------------------>|
+//!     | submit(Submission<Job>)        |   the job owns leases on its input and output
+//!     | ------------------------------>|
+//!     |            Completion          |   exactly once, from any thread; leases are free by then
+//!     | <------------------------------|
+//! ```
+//!
+//! There are two kinds of work: [`MatmulJob`], one input times a few matrices, and [`ClusterJob`], the feed-forward
+//! of a cluster of neurons. Everything else of a layer is [`HostOps`], with scalar default bodies.
+//!
+//! Start with [`Device`].
 
+#![deny(unsafe_code)]
+
+mod activation;
+mod arena;
+mod completion;
+mod device;
 mod dtype;
 mod error;
+mod host_ops;
+mod job;
+pub mod math;
 
+pub use activation::{Activation, ActivationKind};
+pub use arena::{Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};
+pub use completion::{Completion, CompletionQueue, CompletionSink, Submission};
+pub use device::{Backend, Device, DeviceInfo, DeviceKind, OpShape, Support};
 pub use dtype::DType;
 pub use error::DeviceError;
+pub use host_ops::{Attention, AttentionRow, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps, rope_rows};
+pub use job::{
+    BlockJob, BundleLayout, ClusterJob, ClusterWeights, HostRegion, MAX_PRODUCTS, MatmulJob, Matrix,
+    PreparedWeight, Product, Stage, WeightShape, WeightSource,
+};

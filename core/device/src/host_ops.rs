@@ -1,0 +1,265 @@
+//! What a layer needs besides its matrix products: norm, rotation, attention, addition.
+//!
+//! These run on the host. The default bodies are the formulas, one row after the other; the CPU backend overrides
+//! the hot ones and must give the same bits. A GPU or NPU need not know that this trait exists.
+
+use half::f16;
+
+use crate::math;
+
+/// Positions in one page of a KV cache.
+pub const KV_PAGE: usize = 64;
+
+/// One page of the keys and values of one layer and sequence.
+///
+/// Keys lie transposed, `[kv_heads, head_dim, KV_PAGE]`, so that the scores of a page are sums over `head_dim` with
+/// one position per lane; values lie `[kv_heads, KV_PAGE, head_dim]`, so that the result has one channel per lane.
+#[derive(Clone, Copy)]
+pub enum KvPage<'a> {
+    /// Half precision.
+    F16 {
+        /// Keys.
+        k: &'a [f16],
+        /// Values.
+        v: &'a [f16],
+    },
+    /// Single precision.
+    F32 {
+        /// Keys.
+        k: &'a [f32],
+        /// Values.
+        v: &'a [f32],
+    },
+}
+
+/// Where attention finds its pages.
+pub trait KvPages: Sync {
+    /// Page `index` of a sequence (positions `index * KV_PAGE ..`), of the layer at hand.
+    fn page(&self, sequence: usize, index: usize) -> KvPage<'_>;
+}
+
+/// One row of an attention: a token of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionRow {
+    /// The sequence, as [`KvPages::page`] counts them.
+    pub sequence: usize,
+    /// The token's position; it sees the keys at `0..=position`.
+    pub position: usize,
+}
+
+/// Attention of some tokens, each over its own sequence's cache.
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
+    /// F32 `[rows, heads, head_dim]`, rotated.
+    pub q: &'a [f32],
+    /// The tokens.
+    pub rows: &'a [AttentionRow],
+    /// The cache, which already holds the tokens' own keys and values.
+    pub kv: &'a dyn KvPages,
+    /// Query heads; a multiple of `kv_heads`. Head `h` reads KV head `h / (heads / kv_heads)`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Channels per head.
+    pub head_dim: usize,
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// A row sees only its last `window` positions, its own included.
+    pub window: Option<usize>,
+}
+
+impl Attention<'_> {
+    /// Positions that a row sees.
+    pub fn visible(&self, row: &AttentionRow) -> std::ops::Range<usize> {
+        let end = row.position + 1;
+        end.saturating_sub(self.window.unwrap_or(end))..end
+    }
+}
+
+/// Rotary embedding of rows of heads.
+#[derive(Clone, Copy)]
+pub struct Rope<'a> {
+    /// `[rows, pairs]` of (cos, sin).
+    pub table: &'a [[f32; 2]],
+    /// Rotated pairs per head.
+    pub pairs: usize,
+    /// Channels per head.
+    pub head_dim: usize,
+    /// Pairs are neighbours (`2i, 2i+1`, Llama's GGUF order) rather than halves (`i, i + pairs`, NeoX).
+    pub adjacent: bool,
+}
+
+/// Host operations. All slices are F32, row after row.
+pub trait HostOps: Send + Sync + 'static {
+    /// RMS norm of each row of `weight.len()` channels.
+    fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let width = weight.len();
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            math::rms_norm_row(x, weight, eps, out);
+        }
+    }
+
+    /// Rotates `x`, rows of whole heads, in place.
+    fn rope(&self, rope: &Rope<'_>, x: &mut [f32]) {
+        rope_rows(rope, x);
+    }
+
+    /// Attention; `out` is `[rows, heads, head_dim]`. A row that sees no position gives zeros.
+    fn attention(&self, job: &Attention<'_>, out: &mut [f32]) {
+        attention_scalar(job, out);
+    }
+
+    /// `x += y`.
+    fn add(&self, x: &mut [f32], y: &[f32]) {
+        x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+    }
+}
+
+/// The default bodies as they are: the reference that other implementations are compared with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScalarOps;
+
+impl HostOps for ScalarOps {}
+
+/// Rotates the rows of `x`.
+#[inline(always)]
+pub fn rope_rows(rope: &Rope<'_>, x: &mut [f32]) {
+    let rows = rope.table.len() / rope.pairs.max(1);
+    if rows == 0 {
+        return;
+    }
+    for (row, table) in x.chunks_exact_mut(x.len() / rows).zip(rope.table.chunks_exact(rope.pairs)) {
+        for head in row.chunks_exact_mut(rope.head_dim) {
+            math::rope_head(head, table, rope.adjacent);
+        }
+    }
+}
+
+/// Attention, head by head and page by page, with the running maximum of an online softmax.
+///
+/// The order is part of the numeric law: scores sum over channels in order; a page's weights are summed in
+/// [`math::sum`]'s order over its `KV_PAGE` places; the output takes positions in order. Pages are aligned to absolute
+/// positions, so a row's result does not depend on what else is in the batch or how the prompt was cut.
+fn attention_scalar(job: &Attention<'_>, out: &mut [f32]) {
+    let dim = job.head_dim;
+    let group = job.heads / job.kv_heads;
+    let width = job.heads * dim;
+    for ((row, q), out) in job.rows.iter().zip(job.q.chunks_exact(width)).zip(out.chunks_exact_mut(width)) {
+        for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+            attend(job, row, head / group, q, out);
+        }
+    }
+}
+
+fn attend(job: &Attention<'_>, row: &AttentionRow, kv_head: usize, q: &[f32], out: &mut [f32]) {
+    let dim = job.head_dim;
+    let visible = job.visible(row);
+    let (mut max, mut total) = (f32::NEG_INFINITY, 0.0f32);
+    out.fill(0.0);
+    for index in visible.start / KV_PAGE..visible.end.div_ceil(KV_PAGE) {
+        let page = job.kv.page(row.sequence, index);
+        let first = index * KV_PAGE;
+        let places = visible.start.max(first) - first..visible.end.min(first + KV_PAGE) - first;
+        let mut weights = [f32::NEG_INFINITY; KV_PAGE];
+        for place in places.clone() {
+            let mut score = 0.0f32;
+            for (channel, q) in q.iter().enumerate() {
+                score = q.mul_add(page.key(dim, kv_head, channel, place), score);
+            }
+            weights[place] = score * job.scale;
+        }
+        let page_max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if page_max == f32::NEG_INFINITY {
+            continue;
+        }
+        let new_max = max.max(page_max);
+        let shrink = math::exp(max - new_max);
+        weights.iter_mut().for_each(|w| *w = math::exp(*w - new_max));
+        total = total.mul_add(shrink, math::sum(&weights));
+        for (channel, out) in out.iter_mut().enumerate() {
+            let mut sum = *out * shrink;
+            for place in places.clone() {
+                sum = weights[place].mul_add(page.value(dim, kv_head, channel, place), sum);
+            }
+            *out = sum;
+        }
+        max = new_max;
+    }
+    if total > 0.0 {
+        out.iter_mut().for_each(|o| *o /= total);
+    }
+}
+
+impl KvPage<'_> {
+    /// One key element.
+    pub fn key(&self, head_dim: usize, kv_head: usize, channel: usize, place: usize) -> f32 {
+        let at = (kv_head * head_dim + channel) * KV_PAGE + place;
+        match self {
+            KvPage::F16 { k, .. } => k[at].to_f32(),
+            KvPage::F32 { k, .. } => k[at],
+        }
+    }
+
+    /// One value element.
+    pub fn value(&self, head_dim: usize, kv_head: usize, channel: usize, place: usize) -> f32 {
+        let at = (kv_head * KV_PAGE + place) * head_dim + channel;
+        match self {
+            KvPage::F16 { v, .. } => v[at].to_f32(),
+            KvPage::F32 { v, .. } => v[at],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys of zeros, values that name their position and KV head.
+    struct Positions {
+        kv_heads: usize,
+        pages: Vec<(Vec<f32>, Vec<f32>)>,
+    }
+
+    impl Positions {
+        fn new(kv_heads: usize, count: usize) -> Positions {
+            let page = |p: usize| {
+                let v =
+                    (0..kv_heads * KV_PAGE).map(|i| (i / KV_PAGE * 1000 + p * KV_PAGE + i % KV_PAGE) as f32);
+                (vec![0.0; kv_heads * KV_PAGE], v.collect())
+            };
+            Positions { kv_heads, pages: (0..count).map(page).collect() }
+        }
+
+        fn run(&self, heads: usize, window: Option<usize>, position: usize) -> Vec<f32> {
+            let rows = [AttentionRow { sequence: 0, position }];
+            let mut out = vec![f32::NAN; heads];
+            let q = vec![1.0; heads];
+            let kv_heads = self.kv_heads;
+            let job =
+                Attention { q: &q, rows: &rows, kv: self, heads, kv_heads, head_dim: 1, scale: 1.0, window };
+            ScalarOps.attention(&job, &mut out);
+            out
+        }
+    }
+
+    impl KvPages for Positions {
+        fn page(&self, _: usize, index: usize) -> KvPage<'_> {
+            KvPage::F32 { k: &self.pages[index].0, v: &self.pages[index].1 }
+        }
+    }
+
+    #[test]
+    fn a_row_averages_what_it_sees() {
+        let kv = Positions::new(1, 3);
+        assert_eq!(kv.run(1, None, 9), [4.5]);
+        assert_eq!(kv.run(1, Some(4), 9), [7.5]);
+        assert!((kv.run(1, None, 149)[0] - 74.5).abs() < 1e-4);
+        assert!((kv.run(1, Some(100), 149)[0] - 99.5).abs() < 1e-4);
+        assert_eq!(kv.run(1, Some(0), 9), [0.0], "a row that sees nothing is zero");
+    }
+
+    #[test]
+    fn query_heads_share_key_heads_in_order() {
+        assert_eq!(Positions::new(2, 1).run(6, None, 0), [0.0, 0.0, 0.0, 1000.0, 1000.0, 1000.0]);
+    }
+}

@@ -1,0 +1,278 @@
+//! The work a device can be given: two kinds, and a third for units that pay for each round trip.
+//!
+//! **Polymorphic by data.** Prefill is one cluster with all neurons and many tokens, decode is many small clusters
+//! and few tokens; the same job serves both, and the scheduler decides who gets which. Inputs and outputs are F32,
+//! token after token. A job owns leases on what it reads and writes; weights are the device's own, made by
+//! [`crate::Device::prepare`].
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Activation, Buffer, DType, DeviceError, PinnedSlots, ReadLease, WriteLease};
+
+/// A matrix as it lies in a model file: `rows` rows of `cols` elements, row after row.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Rows: outputs of a matmul.
+    pub rows: usize,
+    /// Columns: inputs of a matmul.
+    pub cols: usize,
+    /// `dtype.matrix_bytes(rows, cols)` bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Matrix<'_> {
+    /// Checks that the bytes are those of the type and shape.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shape`].
+    pub fn check(&self) -> Result<(), DeviceError> {
+        if self.dtype.matrix_bytes(self.rows, self.cols) == Some(self.bytes.len()) {
+            return Ok(());
+        }
+        Err(DeviceError::Shape {
+            dtype: self.dtype,
+            rows: self.rows,
+            cols: self.cols,
+            bytes: self.bytes.len(),
+        })
+    }
+}
+
+/// What [`crate::Device::prepare`] packs, uploads or compiles.
+#[derive(Clone, Copy)]
+pub enum WeightSource<'a> {
+    /// One matrix, for [`MatmulJob`].
+    Matrix(Matrix<'a>),
+    /// A block of neurons, for [`ClusterJob`]: gate and up are `neurons × width`, down is `width × neurons`.
+    Neurons {
+        /// One row per neuron.
+        gate: Matrix<'a>,
+        /// One row per neuron.
+        up: Matrix<'a>,
+        /// One column per neuron.
+        down: Matrix<'a>,
+    },
+}
+
+/// A weight in the layout of the device that made it. Cheap to clone: clones share the memory.
+#[derive(Clone)]
+pub struct PreparedWeight {
+    shape: WeightShape,
+    bytes: usize,
+    imp: Arc<dyn Any + Send + Sync>,
+}
+
+/// What a prepared weight is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightShape {
+    /// For [`MatmulJob`].
+    Matrix {
+        /// Outputs.
+        rows: usize,
+        /// Inputs.
+        cols: usize,
+    },
+    /// For [`ClusterJob`].
+    Neurons {
+        /// Neurons in the block.
+        neurons: usize,
+        /// Width of the model.
+        width: usize,
+    },
+}
+
+impl WeightSource<'_> {
+    /// The shape that the prepared weight will have.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shape`] when the bytes or the three matrices of a block do not match.
+    pub fn shape(&self) -> Result<WeightShape, DeviceError> {
+        match self {
+            WeightSource::Matrix(m) => {
+                m.check()?;
+                Ok(WeightShape::Matrix { rows: m.rows, cols: m.cols })
+            }
+            WeightSource::Neurons { gate, up, down } => {
+                let (neurons, width) = (gate.rows, gate.cols);
+                gate.check()?;
+                Matrix { rows: neurons, cols: width, ..*up }.check()?;
+                Matrix { rows: width, cols: neurons, ..*down }.check()?;
+                Ok(WeightShape::Neurons { neurons, width })
+            }
+        }
+    }
+}
+
+impl PreparedWeight {
+    /// Wraps a device's own form of a weight; `bytes` is the memory it takes.
+    pub fn new(shape: WeightShape, bytes: usize, imp: Arc<dyn Any + Send + Sync>) -> PreparedWeight {
+        PreparedWeight { shape, bytes, imp }
+    }
+
+    /// What it is.
+    pub fn shape(&self) -> WeightShape {
+        self.shape
+    }
+
+    /// Memory it takes on its device.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The device's own form.
+    ///
+    /// # Errors
+    /// [`DeviceError::ForeignHandle`] when another device made it.
+    pub fn downcast<T: Any + Send + Sync>(&self, device: &str) -> Result<&T, DeviceError> {
+        self.imp.downcast_ref().ok_or_else(|| DeviceError::ForeignHandle { device: device.into() })
+    }
+
+    /// The device's own form, if nobody else holds it: its memory may be reused.
+    pub fn into_inner<T: Any + Send + Sync>(self) -> Option<T> {
+        self.imp.downcast::<T>().ok().and_then(Arc::into_inner)
+    }
+}
+
+impl fmt::Debug for PreparedWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PreparedWeight({:?}, {} bytes)", self.shape, self.bytes)
+    }
+}
+
+/// One product of a [`MatmulJob`].
+pub struct Product {
+    /// A [`WeightShape::Matrix`] with as many columns as the job's input.
+    pub weight: PreparedWeight,
+    /// F32 `[tokens, rows]`.
+    pub y: WriteLease,
+    /// Add to `y` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// Most products that one [`MatmulJob`] holds.
+pub const MAX_PRODUCTS: usize = 4;
+
+/// `y[t, r] (+)= Σ_c w[r, c] · x[t, c]` for one input and up to [`MAX_PRODUCTS`] weights that share it, so that Q, K
+/// and V are one job and the input is quantised once.
+pub struct MatmulJob {
+    /// Tokens: rows of `x` and of each `y`.
+    pub tokens: usize,
+    /// F32 `[tokens, cols]`.
+    pub x: ReadLease,
+    products: [Option<Product>; MAX_PRODUCTS],
+}
+
+impl MatmulJob {
+    /// A job without products yet.
+    pub fn new(tokens: usize, x: ReadLease) -> MatmulJob {
+        MatmulJob { tokens, x, products: [const { None }; MAX_PRODUCTS] }
+    }
+
+    /// Adds a product.
+    ///
+    /// # Panics
+    /// When the job already has [`MAX_PRODUCTS`].
+    pub fn with(mut self, product: Product) -> MatmulJob {
+        let free = self.products.iter_mut().find(|p| p.is_none());
+        *free.expect("a matmul job holds at most four products; submit a second job") = Some(product);
+        self
+    }
+
+    /// The products.
+    pub fn products(&self) -> impl Iterator<Item = &Product> {
+        self.products.iter().flatten()
+    }
+
+    /// The input and the products, to write the outputs.
+    pub fn parts_mut(&mut self) -> (&ReadLease, impl Iterator<Item = &mut Product>) {
+        (&self.x, self.products.iter_mut().flatten())
+    }
+}
+
+/// Which part of a feed-forward layer a [`ClusterJob`] computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// `hidden = gate · x`, before the activation: enough to know which neurons fire.
+    Gate,
+    /// From `hidden` as left by `Gate`: `y (+)= down · act(hidden, up · x)`.
+    UpDown,
+    /// Both in one go, for units that prefer one launch.
+    Fused,
+}
+
+/// How the bytes of one neuron are laid out in an arena slot; offsets and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BundleLayout {
+    /// Type of the gate and up rows.
+    pub dtype: DType,
+    /// Type of the down row.
+    pub down_dtype: DType,
+    /// Where the gate row starts.
+    pub gate: usize,
+    /// Where the up row starts.
+    pub up: usize,
+    /// Where the down row (the neuron's column of the down matrix) starts.
+    pub down: usize,
+}
+
+/// The weights of a cluster.
+pub enum ClusterWeights {
+    /// Hot: a block that the device holds in its own layout.
+    Block(PreparedWeight),
+    /// Cold: bundles in an arena, pinned until the job is done.
+    Bundles {
+        /// Layout of each slot.
+        layout: BundleLayout,
+        /// One slot per neuron, in ascending order of position.
+        slots: PinnedSlots,
+    },
+}
+
+/// The feed-forward of one *neuron cluster* over all tokens of the step (PowerInfer-2 sections 3.1 and 4.1). A dense
+/// layer is one cluster with all neurons.
+pub struct ClusterJob {
+    /// Which part.
+    pub stage: Stage,
+    /// Tokens: rows of `x` and `y`.
+    pub tokens: usize,
+    /// The non-linearity.
+    pub activation: Activation,
+    /// The neurons.
+    pub weights: ClusterWeights,
+    /// F32 `[tokens, width]`.
+    pub x: ReadLease,
+    /// F32 `[tokens, neurons]`: written by `Gate`, read by `UpDown`; `None` for `Fused`.
+    pub hidden: Option<WriteLease>,
+    /// F32 `[tokens, width]`; `None` for `Gate`.
+    pub y: Option<WriteLease>,
+    /// Add to `y` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// A whole transformer block (norm, QKV, attention over device-resident KV, FFN) for units that pay for each round
+/// trip; the device made and owns the weights and the KV cache behind `block`.
+pub struct BlockJob {
+    /// The block's weights, in the device's form.
+    pub block: PreparedWeight,
+    /// Tokens: rows of `x` and `y`.
+    pub tokens: usize,
+    /// Position of the first token in its sequence.
+    pub position: usize,
+    /// Which of the device's KV caches.
+    pub sequence: u32,
+    /// F32 `[tokens, width]`: the residual stream.
+    pub x: ReadLease,
+    /// F32 `[tokens, width]`.
+    pub y: WriteLease,
+}
+
+/// Host memory that a device may reach without a copy.
+#[derive(Clone, Debug)]
+pub struct HostRegion {
+    /// The memory; leases keep it alive and exclusive.
+    pub buffer: Buffer,
+}
