@@ -246,7 +246,7 @@ mod tests {
             DType::F32 => 0.0,
             DType::F16 => 2e-3,
             DType::BF16 | DType::Q8_0 => 2.1e-2,
-            DType::Q6_K => 0.1,
+            DType::Q6_K => 0.17,
             DType::Q5_0 | DType::Q5_1 | DType::Q5_K => 0.32,
             DType::Q4_0 | DType::Q4_1 | DType::Q4_K => 0.64,
         };

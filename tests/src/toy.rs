@@ -235,11 +235,11 @@ impl Toy {
                 attn_q: matrix("attn_q", q, width, 1.5),
                 attn_k: matrix("attn_k", kv, width, 1.0),
                 attn_v: matrix("attn_v", kv, width, 1.0),
-                attn_output: matrix("attn_output", width, q, 2.0),
+                attn_output: matrix("attn_output", width, q, 3.0),
                 ffn_norm: norm("ffn_norm"),
                 ffn_gate: matrix("ffn_gate", ffn, width, 1.0),
                 ffn_up: matrix("ffn_up", ffn, width, 1.0),
-                ffn_down: matrix("ffn_down", width, ffn, 3.0),
+                ffn_down: matrix("ffn_down", width, ffn, 5.0),
             }
         };
         let embd = |name: &str| self.matrix(name, VOCABULARY, width, 4.0);
