@@ -40,5 +40,5 @@ pub use error::DeviceError;
 pub use host_ops::{Attention, AttentionRow, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps, rope_rows};
 pub use job::{
     BlockJob, BundleLayout, ClusterJob, ClusterWeights, HostRegion, MAX_PRODUCTS, MatmulJob, Matrix,
-    PreparedWeight, Product, Stage, WeightShape, WeightSource,
+    PreparedWeight, Product, RowSource, Stage, WeightShape, WeightSource,
 };
