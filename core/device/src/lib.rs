@@ -2,6 +2,7 @@
 
 mod dtype;
 mod error;
+pub mod quant;
 
 pub use dtype::DType;
 pub use error::DeviceError;
