@@ -46,6 +46,12 @@ pub enum DeviceError {
         /// Bytes that were given.
         bytes: usize,
     },
+    /// The bytes of a weight could not be read.
+    #[error("reading a weight failed: {reason}")]
+    Source {
+        /// What went wrong, with the file's name.
+        reason: String,
+    },
     /// The device is gone (driver reset, unplugged); every later call fails too.
     #[error("device {device} is lost: {reason}")]
     Lost {

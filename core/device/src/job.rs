@@ -11,6 +11,37 @@ use std::sync::Arc;
 
 use crate::{Activation, Buffer, DType, DeviceError, PinnedSlots, ReadLease, WriteLease};
 
+/// Where the bytes of a matrix come from: memory, or a file. A device reads it piece by piece, from any thread and
+/// in any order, while it packs or uploads; so a weight is never in memory twice.
+pub trait RowSource: Sync {
+    /// Bytes in all.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the `out.len()` bytes that start at byte `offset`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Source`] when they cannot be had.
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError>;
+}
+
+impl RowSource for &[u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
+        let bytes = offset.checked_add(out.len()).and_then(|end| self.get(offset..end));
+        let bytes = bytes.ok_or_else(|| DeviceError::Source { reason: "the weight is too short".into() })?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
 /// A matrix as it lies in a model file: `rows` rows of `cols` elements, row after row.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
@@ -21,7 +52,7 @@ pub struct Matrix<'a> {
     /// Columns: inputs of a matmul.
     pub cols: usize,
     /// `dtype.matrix_bytes(rows, cols)` bytes.
-    pub bytes: &'a [u8],
+    pub data: &'a dyn RowSource,
 }
 
 impl Matrix<'_> {
@@ -30,14 +61,14 @@ impl Matrix<'_> {
     /// # Errors
     /// [`DeviceError::Shape`].
     pub fn check(&self) -> Result<(), DeviceError> {
-        if self.dtype.matrix_bytes(self.rows, self.cols) == Some(self.bytes.len()) {
+        if self.dtype.matrix_bytes(self.rows, self.cols) == Some(self.data.len()) {
             return Ok(());
         }
         Err(DeviceError::Shape {
             dtype: self.dtype,
             rows: self.rows,
             cols: self.cols,
-            bytes: self.bytes.len(),
+            bytes: self.data.len(),
         })
     }
 }

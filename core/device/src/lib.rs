@@ -17,7 +17,7 @@
 //! There are two kinds of work: [`MatmulJob`], one input times a few matrices, and [`ClusterJob`], the feed-forward
 //! of a cluster of neurons. Everything else of a layer is [`HostOps`], with scalar default bodies.
 //!
-//! Start with [`Device`].
+//! Start with [`Device`]; [`quant`] has the block formats and the numeric law that all kernels obey.
 
 #![deny(unsafe_code)]
 
@@ -30,6 +30,7 @@ mod error;
 mod host_ops;
 mod job;
 pub mod math;
+pub mod quant;
 
 pub use activation::{Activation, ActivationKind};
 pub use arena::{Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};
@@ -40,5 +41,5 @@ pub use error::DeviceError;
 pub use host_ops::{Attention, AttentionRow, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps, rope_rows};
 pub use job::{
     BlockJob, BundleLayout, ClusterJob, ClusterWeights, HostRegion, MAX_PRODUCTS, MatmulJob, Matrix,
-    PreparedWeight, Product, Stage, WeightShape, WeightSource,
+    PreparedWeight, Product, RowSource, Stage, WeightShape, WeightSource,
 };

@@ -1,0 +1,105 @@
+//! From a file and some units to an engine.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use neuropil_device::{Backend, Device, HostOps, ScalarOps};
+
+use crate::gguf::Gguf;
+use crate::model::tokenizer::{Tokenizer, Vocabulary};
+use crate::model::{Progress, load_model};
+
+use super::{Engine, EngineError, Inner};
+
+/// Collects what an [`Engine`] is made of.
+pub struct EngineBuilder<'a> {
+    path: PathBuf,
+    devices: Vec<Arc<dyn Device>>,
+    ops: Option<Arc<dyn HostOps>>,
+    exact: bool,
+    progress: Box<Progress<'a>>,
+}
+
+impl<'a> EngineBuilder<'a> {
+    pub(super) fn new(path: &Path) -> EngineBuilder<'a> {
+        EngineBuilder {
+            path: path.into(),
+            devices: Vec::new(),
+            ops: None,
+            exact: false,
+            progress: Box::new(|_, _| {}),
+        }
+    }
+
+    /// Adds a unit. Each weight goes to the first unit, in the order added, that can run it.
+    pub fn device(mut self, device: Arc<dyn Device>) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// Runs norms, attention and the like here instead of in scalar code.
+    pub fn host_ops(mut self, ops: Arc<dyn HostOps>) -> Self {
+        self.ops = Some(ops);
+        self
+    }
+
+    /// Adds a backend's first unit, and its host operations if none were given yet.
+    ///
+    /// # Errors
+    /// What the backend says when it cannot open the unit.
+    pub fn backend(mut self, backend: &dyn Backend) -> Result<Self, EngineError> {
+        self.devices.push(backend.open(0)?);
+        self.ops = self.ops.or_else(|| backend.host_ops());
+        Ok(self)
+    }
+
+    /// Expands the weights to F32 and leaves activations unquantised: slow and large (four bytes per weight), and as
+    /// exact as the file. For tests and researchers.
+    pub fn exact(mut self, exact: bool) -> Self {
+        self.exact = exact;
+        self
+    }
+
+    /// Told how many of how many bytes are loaded, once per tensor.
+    pub fn on_progress(mut self, progress: impl FnMut(u64, u64) + 'a) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+
+    /// Opens the file and loads the model.
+    ///
+    /// # Errors
+    /// [`EngineError::NoDevice`], or what is wrong with the file or the units.
+    pub fn build(mut self) -> Result<Engine, EngineError> {
+        let start = Instant::now();
+        if self.devices.is_empty() {
+            return Err(EngineError::NoDevice);
+        }
+        let gguf = Arc::new(Gguf::open(&self.path)?);
+        let ops = self.ops.unwrap_or_else(|| Arc::new(ScalarOps));
+        // The vocabulary takes a good part of a small model's load: it is built beside the weights.
+        let (loaded, tokenizer) = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| match Vocabulary::from_metadata(gguf.metadata())? {
+                Some(vocabulary) => Ok::<_, EngineError>(Some(Tokenizer::new(vocabulary)?)),
+                None => Ok(None),
+            });
+            let vocab = gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |t| t.len());
+            let loaded = load_model(&gguf, &self.devices, &ops, self.exact, vocab, &mut *self.progress);
+            let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (loaded, tokenizer)
+        });
+        let (loaded, tokenizer) = (loaded?, tokenizer?);
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                gguf,
+                model: loaded.model,
+                weight_bytes: loaded.weight_bytes,
+                tokenizer,
+                devices: self.devices,
+                scratch: Mutex::default(),
+                load_time: start.elapsed(),
+            }),
+        })
+    }
+}

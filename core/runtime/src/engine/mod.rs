@@ -1,0 +1,145 @@
+//! The API an app sees: an [`Engine`] holds a model, a [`Session`] one sequence of tokens.
+//!
+//! Nothing here starts a thread or keeps global state. An engine is `Send + Sync` and cheap to clone; sessions of one
+//! engine may run on different threads, or decode together as a batch ([`Engine::decode`]), and a session's tokens
+//! are the same either way.
+
+mod builder;
+mod error;
+mod generate;
+mod session;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use neuropil_device::Device;
+
+use crate::gguf::{Gguf, GgufError};
+use crate::model::chat::ChatTemplate;
+use crate::model::tokenizer::Tokenizer;
+use crate::model::{LOGIT_ROWS, Model, ModelSpec, Step};
+use crate::pipeline::Scratch;
+
+pub use builder::EngineBuilder;
+pub use error::EngineError;
+pub use generate::{FinishReason, GenerateOptions, Generation, Piece};
+pub use session::{Session, SessionOptions};
+
+/// A loaded model with the units that run it. Clones share it.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    gguf: Arc<Gguf>,
+    model: Box<dyn Model>,
+    weight_bytes: u64,
+    tokenizer: Option<Tokenizer>,
+    devices: Vec<Arc<dyn Device>>,
+    /// Step memory that no step uses at the moment.
+    scratch: Mutex<Vec<Scratch>>,
+    load_time: Duration,
+}
+
+/// Bytes that an engine holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Weights in the devices' layouts.
+    pub weights: u64,
+    /// Step buffers that are idle at the moment.
+    pub buffers: u64,
+}
+
+impl Engine {
+    /// Starts to build an engine for a GGUF file.
+    pub fn builder<'a>(path: impl AsRef<Path>) -> EngineBuilder<'a> {
+        EngineBuilder::new(path.as_ref())
+    }
+
+    /// The model's numbers.
+    pub fn spec(&self) -> &ModelSpec {
+        self.inner.model.spec()
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.inner.gguf
+    }
+
+    /// The units, in order of preference.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.inner.devices
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// [`EngineError::NoVocabulary`] when the file has none.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
+        self.inner.tokenizer.as_ref().ok_or(EngineError::NoVocabulary)
+    }
+
+    /// The model's chat template, parsed now: a broken one stops chat, not the model.
+    ///
+    /// # Errors
+    /// [`EngineError::Chat`] when there is none or it does not parse.
+    pub fn chat_template(&self) -> Result<ChatTemplate, EngineError> {
+        Ok(ChatTemplate::from_metadata(self.inner.gguf.metadata(), self.tokenizer()?)?)
+    }
+
+    /// What it holds. Sessions hold their own KV caches.
+    pub fn memory(&self) -> MemoryUse {
+        let buffers = self.idle_scratch().iter().map(|s| s.bytes() as u64).sum();
+        MemoryUse { weights: self.inner.weight_bytes, buffers }
+    }
+
+    /// How long opening and loading took.
+    pub fn load_time(&self) -> Duration {
+        self.inner.load_time
+    }
+
+    /// An empty sequence.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextTooLarge`].
+    pub fn session(&self, options: SessionOptions) -> Result<Session, EngineError> {
+        Session::new(self.clone(), options)
+    }
+
+    /// Runs one step with memory that is kept for the next.
+    fn run(&self, mut step: Step<'_>, times: &mut crate::pipeline::StepTimes) -> Result<(), EngineError> {
+        let vocab = self.spec().vocab;
+        if let Some(token) = step.tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(EngineError::Token { token: *token, vocab });
+        }
+        let idle = self.idle_scratch().pop();
+        let mut scratch = match idle {
+            Some(scratch) => scratch,
+            None => Scratch::new(self.inner.model.scratch_shape())?,
+        };
+        scratch.times = Default::default();
+        let result = scratch
+            .reserve(step.tokens.len(), step.outputs.len().min(LOGIT_ROWS))
+            .map_err(EngineError::from)
+            .and_then(|()| self.inner.model.forward(&mut step, &mut scratch));
+        *times += scratch.times;
+        self.idle_scratch().push(scratch);
+        result
+    }
+
+    fn idle_scratch(&self) -> std::sync::MutexGuard<'_, Vec<Scratch>> {
+        self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a file's tokenizer without loading weights; works on files that hold a vocabulary alone.
+///
+/// # Errors
+/// [`EngineError::NoVocabulary`], or what is wrong with the file.
+pub fn open_tokenizer(path: &Path) -> Result<Tokenizer, EngineError> {
+    let gguf = Gguf::open_header(path).map_err(|e: GgufError| EngineError::Gguf(e))?;
+    let vocabulary = crate::model::tokenizer::Vocabulary::from_metadata(gguf.metadata())?;
+    Ok(Tokenizer::new(vocabulary.ok_or(EngineError::NoVocabulary)?)?)
+}

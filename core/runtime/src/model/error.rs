@@ -1,0 +1,82 @@
+//! Why a well-formed file is not a model that can run.
+
+use neuropil_device::DeviceError;
+
+use crate::gguf::GgufError;
+
+/// An error of a model's description or weights.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The file itself.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// No code for this architecture.
+    #[error("architecture '{found}' is not supported; supported: {supported}")]
+    Architecture {
+        /// `general.architecture` of the file.
+        found: String,
+        /// Those that are.
+        supported: String,
+    },
+    /// A key has a value that no model can have.
+    #[error("{key} = {value}: {reason}")]
+    Key {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor has another shape than the keys say.
+    #[error("tensor {name} is {found}, but the model's keys need {wanted}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape, fastest dimension first.
+        found: String,
+        /// The shape that was expected.
+        wanted: String,
+    },
+    /// A tensor that this architecture does not use: running without it would give wrong answers.
+    #[error("tensor {name} is not part of architecture '{architecture}' as it is supported here")]
+    UnusedTensor {
+        /// The tensor.
+        name: String,
+        /// The architecture.
+        architecture: String,
+    },
+    /// A device refused a weight.
+    #[error("tensor {name}: {source}")]
+    Weight {
+        /// The tensor.
+        name: String,
+        /// Why.
+        source: DeviceError,
+    },
+    /// No device of the engine can multiply by this type.
+    #[error("no device can run tensor {name} of type {dtype}: {reasons}")]
+    NoDevice {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: String,
+        /// Each device's reason.
+        reasons: String,
+    },
+    /// The host refused memory.
+    #[error("out of memory: {what} needs {bytes} more bytes")]
+    OutOfMemory {
+        /// What it was for.
+        what: String,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+}
+
+impl ModelError {
+    pub(crate) fn key(key: &str, value: impl ToString, reason: impl Into<String>) -> ModelError {
+        ModelError::Key { key: key.into(), value: value.to_string(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,155 @@
+//! A model's numbers, read from the file's keys and checked before anything is sized by them.
+
+use neuropil_device::{Activation, ActivationKind};
+
+use crate::gguf::Metadata;
+
+use super::ModelError;
+use super::rope::RopeScaling;
+
+/// Widths and heads are bounded so that every product of a few of them fits 64 bits.
+const MAX_DIMENSION: u64 = 1 << 24;
+
+/// What a model of the `llama` family looks like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// `general.name`, or nothing.
+    pub name: String,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Neurons of each feed-forward layer.
+    pub neurons: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels per head.
+    pub head_dim: usize,
+    /// Entries of the vocabulary.
+    pub vocab: usize,
+    /// Positions the model was made for.
+    pub context: usize,
+    /// Epsilon of the RMS norms.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_base: f32,
+    /// Rotated channels per head, even.
+    pub rope_dim: usize,
+    /// How the rotary frequencies are stretched.
+    pub rope_scaling: RopeScaling,
+    /// Positions that attention sees, the token's own included; `None` for all.
+    pub window: Option<usize>,
+    /// The feed-forward's non-linearity.
+    pub activation: Activation,
+}
+
+impl ModelSpec {
+    /// Reads the keys of architecture `architecture`. `vocab` is the number of tokens of the file's vocabulary, used
+    /// where the file has no `vocab_size`.
+    ///
+    /// # Errors
+    /// [`ModelError::Gguf`] for a missing or wrongly typed key, [`ModelError::Key`] for a value that cannot be.
+    pub fn read(metadata: &Metadata, architecture: &str, vocab: usize) -> Result<ModelSpec, ModelError> {
+        let key = |name: &str| format!("{architecture}.{name}");
+        let required = |name: &str| -> Result<usize, ModelError> {
+            let key = key(name);
+            dimension(&key, metadata.require_u64(&key)?)
+        };
+        let optional = |name: &str| -> Result<Option<usize>, ModelError> {
+            let key = key(name);
+            metadata.u64(&key)?.map(|value| dimension(&key, value)).transpose()
+        };
+
+        let layers = required("block_count")?;
+        let width = required("embedding_length")?;
+        let neurons = required("feed_forward_length")?;
+        let heads = required("attention.head_count")?;
+        let kv_heads = optional("attention.head_count_kv")?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let reason = format!("it must divide the {heads} query heads");
+            return Err(ModelError::key(&key("attention.head_count_kv"), kv_heads, reason));
+        }
+        let head_dim = match optional("attention.key_length")? {
+            Some(length) => length,
+            None if width.is_multiple_of(heads) => width / heads,
+            None => {
+                let reason = format!("the width {width} is not a multiple, and there is no key_length");
+                return Err(ModelError::key(&key("attention.head_count"), heads, reason));
+            }
+        };
+        if let Some(value) = optional("attention.value_length")?
+            && value != head_dim
+        {
+            let reason = format!("only the key's length, {head_dim}, is supported");
+            return Err(ModelError::key(&key("attention.value_length"), value, reason));
+        }
+        let rope_dim = optional("rope.dimension_count")?.unwrap_or(head_dim);
+        if rope_dim > head_dim || !rope_dim.is_multiple_of(2) {
+            let reason = format!("it must be even and at most the head's {head_dim} channels");
+            return Err(ModelError::key(&key("rope.dimension_count"), rope_dim, reason));
+        }
+        if let Some(experts) = metadata.u64(&key("expert_count"))?.filter(|n| *n > 0) {
+            return Err(ModelError::key(&key("expert_count"), experts, "experts are not supported"));
+        }
+        let context = required("context_length")?;
+        let positive = |name: &str, default: Option<f32>| -> Result<f32, ModelError> {
+            let key = key(name);
+            let value = match (metadata.f32(&key)?, default) {
+                (Some(value), _) => value,
+                (None, Some(default)) => default,
+                (None, None) => metadata.require_f32(&key)?,
+            };
+            if value.is_finite() && value > 0.0 {
+                return Ok(value);
+            }
+            Err(ModelError::key(&key, value, "it must be a positive number"))
+        };
+        Ok(ModelSpec {
+            architecture: architecture.into(),
+            name: metadata.str("general.name")?.unwrap_or_default().into(),
+            layers,
+            width,
+            neurons,
+            heads,
+            kv_heads,
+            head_dim,
+            vocab: optional("vocab_size")?.unwrap_or(vocab),
+            context,
+            norm_eps: positive("attention.layer_norm_rms_epsilon", None)?,
+            rope_base: positive("rope.freq_base", Some(10000.0))?,
+            rope_dim,
+            rope_scaling: RopeScaling::read(metadata, architecture, context)?,
+            window: optional("attention.sliding_window")?,
+            activation: activation(metadata, ActivationKind::Silu)?,
+        })
+    }
+}
+
+/// The non-linearity: `default` is the architecture's; `neuropil.ffn_activation` names another.
+fn activation(metadata: &Metadata, default: ActivationKind) -> Result<Activation, ModelError> {
+    const KEY: &str = "neuropil.ffn_activation";
+    const THRESHOLD: &str = "neuropil.ffn_activation_threshold";
+    let kind = match metadata.str(KEY)? {
+        None => default,
+        Some(name) => ActivationKind::from_name(name).ok_or_else(|| {
+            let names = ActivationKind::NAMES.map(|(name, _)| name).join(" ");
+            ModelError::key(KEY, name, format!("known are: {names}"))
+        })?,
+    };
+    let threshold = metadata.f32(THRESHOLD)?.unwrap_or(0.0);
+    if !(threshold.is_finite() && threshold >= 0.0) {
+        return Err(ModelError::key(THRESHOLD, threshold, "it must be zero or a positive number"));
+    }
+    Ok(Activation { kind, threshold })
+}
+
+fn dimension(key: &str, value: u64) -> Result<usize, ModelError> {
+    if value == 0 || value > MAX_DIMENSION {
+        return Err(ModelError::key(key, value, format!("it must be 1 to {MAX_DIMENSION}")));
+    }
+    Ok(value as usize)
+}
