@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use neuropil_device::{
     Activation, Arena, Buffer, BundleLayout, ClusterJob, ClusterWeights, CompletionQueue, DType, Device,
-    DeviceError, MatmulJob, Matrix, PreparedWeight, Product, Stage, Submission, WeightSource,
+    DeviceError, MatmulJob, Matrix, PreparedWeight, Product, RowSource, Stage, Submission, WeightSource,
 };
 
 use crate::reference::{activate, multiply};
@@ -210,7 +210,17 @@ impl Neurons {
 
 /// The matrix of a weight, for [`Device::prepare`].
 pub fn matrix(weight: &Weight) -> Matrix<'_> {
-    Matrix { dtype: weight.dtype, rows: weight.rows, cols: weight.cols, bytes: &weight.bytes }
+    Matrix { dtype: weight.dtype, rows: weight.rows, cols: weight.cols, data: weight }
+}
+
+impl RowSource for Weight {
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.bytes.as_slice().read(offset, out)
+    }
 }
 
 /// Submits a job and waits for its end, for at most ten seconds.

@@ -129,13 +129,13 @@ impl Device for ReferenceDevice {
     ) -> Result<PreparedWeight, DeviceError> {
         let shape = weight.shape()?;
         let (bytes, decoded) = match weight {
-            WeightSource::Matrix(m) => (m.rows * m.cols * 4, Decoded::Matrix(values(&m))),
+            WeightSource::Matrix(m) => (m.rows * m.cols * 4, Decoded::Matrix(values(&m)?)),
             WeightSource::Neurons { gate, up, down } => {
                 let (neurons, width) = (gate.rows, gate.cols);
-                let d = values(&down);
+                let d = values(&down)?;
                 let down = (0..neurons).flat_map(|n| (0..width).map(move |w| (n, w)));
                 let down = down.map(|(n, w)| d[w * neurons + n]).collect();
-                let block = Neurons { gate: values(&gate), up: values(&up), down };
+                let block = Neurons { gate: values(&gate)?, up: values(&up)?, down };
                 (3 * neurons * width * 4, Decoded::Neurons(block))
             }
         };
@@ -155,8 +155,10 @@ impl Device for ReferenceDevice {
     }
 }
 
-fn values(m: &Matrix<'_>) -> Vec<f32> {
-    codec::decode(m.dtype, m.bytes)
+fn values(m: &Matrix<'_>) -> Result<Vec<f32>, DeviceError> {
+    let mut bytes = vec![0; m.data.len()];
+    m.data.read(0, &mut bytes)?;
+    Ok(codec::decode(m.dtype, &bytes))
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

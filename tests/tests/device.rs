@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use neuropil_device::{
-    Activation, ActivationKind, Buffer, DType, Device, DeviceError, MatmulJob, PreparedWeight, Product,
-    WeightShape, WeightSource,
+    Activation, ActivationKind, Buffer, DType, Device, DeviceError, MatmulJob, Matrix, PreparedWeight,
+    Product, RowSource, WeightShape, WeightSource,
 };
 use neuropil_tests::device_fixture::{Case, Form, matrix, run};
 use neuropil_tests::mock::{Fault, FaultyDevice};
@@ -68,10 +68,28 @@ fn a_weight_of_another_device_is_refused() {
 fn a_weight_of_the_wrong_size_is_refused() {
     for (device, _) in devices() {
         let weight = Weight::new("w", DType::F32, 4, 8, &[0.0; 32]);
-        let mut short = matrix(&weight);
-        short.bytes = &weight.bytes[1..];
+        let short = Matrix { data: &&weight.bytes[1..], ..matrix(&weight) };
         let result = device.prepare(WeightSource::Matrix(short), None);
         assert!(matches!(result, Err(DeviceError::Shape { rows: 4, cols: 8, bytes: 127, .. })));
+    }
+}
+
+#[test]
+fn a_weight_that_cannot_be_read_is_an_error() {
+    struct Unreadable;
+    impl RowSource for Unreadable {
+        fn len(&self) -> usize {
+            4 * 64 * 32
+        }
+
+        fn read(&self, _: usize, _: &mut [u8]) -> Result<(), DeviceError> {
+            Err(DeviceError::Source { reason: "the disk is gone".into() })
+        }
+    }
+    for (device, _) in devices() {
+        let weight = Matrix { dtype: DType::F32, rows: 64, cols: 32, data: &Unreadable };
+        let result = device.prepare(WeightSource::Matrix(weight), None);
+        assert!(matches!(result, Err(DeviceError::Source { .. })), "{result:?}");
     }
 }
 
