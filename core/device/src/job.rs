@@ -235,9 +235,11 @@ pub enum Stage {
     Fused,
 }
 
-/// How the bytes of one neuron are laid out in an arena slot; offsets and lengths in bytes.
+/// How the bytes of one neuron are laid out in an arena slot; offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BundleLayout {
+    /// Elements of each row: the width of the model.
+    pub width: usize,
     /// Type of the gate and up rows.
     pub dtype: DType,
     /// Type of the down row.
