@@ -1,1 +1,5 @@
-//! Cpu.
+//! The CPU backend of neuropil.
+
+#![deny(unsafe_code)]
+
+mod pool;
