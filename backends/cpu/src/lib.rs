@@ -3,3 +3,4 @@
 #![deny(unsafe_code)]
 
 mod pool;
+mod topology;
