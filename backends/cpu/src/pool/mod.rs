@@ -14,8 +14,8 @@
 //! 3. a worker that comes late finds `remaining == 0`, or claims a chunk of whatever job is current by then. It holds
 //!    nothing of the job that it missed, so no epoch is needed and no old value of the word can do harm.
 //!
-//! Every shared field is an atomic. The unsafe code of this module is the erased lifetime of the job, justified by
-//! 1 and 2, and the parts of [`Pool::run_on_parts`], justified by each chunk being claimed once.
+//! Every shared field is an atomic. The one unsafe block of this module uses the job, whose lifetime is erased; 1 and
+//! 2 justify it.
 
 #![allow(unsafe_code)]
 
@@ -148,26 +148,6 @@ impl Pool {
             return (0..chunks).for_each(task);
         }
         self.shared.fork_join(&Job { task, chunks: chunks as u32 });
-    }
-
-    /// Calls `task` once with each part of `data`, `len` items long (the last may be shorter), and its number.
-    ///
-    /// # Panics
-    /// As [`Pool::run`], and when `len` is 0.
-    pub fn run_on_parts<T: Send>(&self, data: &mut [T], len: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
-        let start = AtomicPtr::new(data.as_mut_ptr());
-        let total = data.len();
-        self.run(total.div_ceil(len), &|part| {
-            let first = part * len;
-            // SAFETY: `first < total`, since `part` is below the number of parts; the range ends within `data`, and
-            // ranges of different parts are disjoint. `run` calls with each part once, and `data` stays borrowed
-            // until it returns. T is Send, so another thread may have the part.
-            let part_data = unsafe {
-                let at = start.load(Ordering::Relaxed).add(first);
-                std::slice::from_raw_parts_mut(at, len.min(total - first))
-            };
-            task(part, part_data);
-        });
     }
 }
 
