@@ -30,6 +30,7 @@ mod error;
 mod host_ops;
 mod job;
 pub mod math;
+pub mod quant;
 
 pub use activation::{Activation, ActivationKind};
 pub use arena::{Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};

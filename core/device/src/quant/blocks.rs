@@ -1,0 +1,301 @@
+//! The blocks as they lie in a file, and one common view of them.
+//!
+//! Every format is read as groups of 32 weights with integer codes, so that dequantising, the reference matmul
+//! and the packing of kernels share one decoder per format. The structs have alignment 1: a row in a mapped
+//! file can be viewed in place, wherever it starts.
+
+use crate::DType;
+use bytemuck::{Pod, Zeroable};
+
+/// Weights in a [`Group`].
+pub const GROUP: usize = 32;
+
+/// An f16 as two little-endian bytes.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Half(pub [u8; 2]);
+
+impl Half {
+    /// Widens to f32, exactly.
+    pub fn to_f32(self) -> f32 {
+        half::f16::from_le_bytes(self.0).to_f32()
+    }
+
+    /// Rounds to the nearest f16, ties to even.
+    pub fn from_f32(x: f32) -> Half {
+        Half(half::f16::from_f32(x).to_le_bytes())
+    }
+}
+
+/// 32 consecutive weights of a row: weight `i` is `dw · scales[i / 16] · (codes[i] − offset) + mw`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    /// Unsigned codes, in the order of the elements.
+    pub codes: [u8; GROUP],
+    /// What to subtract from a code.
+    pub offset: i32,
+    /// Integer scale of each half; 1 where the format has none.
+    pub scales: [i32; 2],
+    /// Scale of the group.
+    pub dw: f32,
+    /// Minimum of the group, where the format has one.
+    pub mw: Option<f32>,
+}
+
+impl Group {
+    /// Writes the 32 weights, with the roundings of ggml: multiply, then add.
+    pub fn dequantize(&self, out: &mut [f32; GROUP]) {
+        let d = self.scales.map(|s| self.dw * s as f32);
+        for (i, (out, &code)) in out.iter_mut().zip(&self.codes).enumerate() {
+            let product = d[i / 16] * (i32::from(code) - self.offset) as f32;
+            *out = match self.mw {
+                Some(mw) => product + mw,
+                None => product,
+            };
+        }
+    }
+
+    fn simple(codes: [u8; GROUP], offset: i32, d: Half) -> Group {
+        Group { codes, offset, scales: [1, 1], dw: d.to_f32(), mw: None }
+    }
+}
+
+/// A block of a quantised format.
+pub trait QuantBlock: Pod {
+    /// The type whose block this is.
+    const DTYPE: DType;
+    /// Groups of 32 weights in a block.
+    const GROUPS: usize = Self::DTYPE.block_elements() / GROUP;
+    /// Group `i` of the block, `i < GROUPS`.
+    fn group(&self, i: usize) -> Group;
+}
+
+/// 32 weights of 4 bits with a scale; code 8 is zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ4_0 {
+    /// Scale.
+    pub d: Half,
+    /// Code `i` in the low nibble of byte `i`, code `i + 16` in its high nibble.
+    pub qs: [u8; 16],
+}
+
+/// 32 weights of 4 bits with a scale and a minimum.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ4_1 {
+    /// Scale.
+    pub d: Half,
+    /// Minimum.
+    pub m: Half,
+    /// Codes, as in [`BlockQ4_0`].
+    pub qs: [u8; 16],
+}
+
+/// 32 weights of 5 bits with a scale; code 16 is zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ5_0 {
+    /// Scale.
+    pub d: Half,
+    /// Bit `i` of the little-endian word is the fifth bit of code `i`.
+    pub qh: [u8; 4],
+    /// Low four bits, as in [`BlockQ4_0`].
+    pub qs: [u8; 16],
+}
+
+/// 32 weights of 5 bits with a scale and a minimum.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ5_1 {
+    /// Scale.
+    pub d: Half,
+    /// Minimum.
+    pub m: Half,
+    /// Fifth bits, as in [`BlockQ5_0`].
+    pub qh: [u8; 4],
+    /// Low four bits, as in [`BlockQ4_0`].
+    pub qs: [u8; 16],
+}
+
+/// 32 signed weights of 8 bits with a scale.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ8_0 {
+    /// Scale.
+    pub d: Half,
+    /// Signed codes.
+    pub qs: [i8; 32],
+}
+
+/// 256 weights of 4 bits; each 32 have a 6-bit scale and a 6-bit minimum.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ4K {
+    /// Scale of the scales.
+    pub d: Half,
+    /// Scale of the minimums.
+    pub dmin: Half,
+    /// Packed 6-bit scales and minimums, see [`scale_min`].
+    pub scales: [u8; 12],
+    /// Bytes `32c..32c+32` hold group `2c` in the low nibbles and group `2c + 1` in the high ones.
+    pub qs: [u8; 128],
+}
+
+/// 256 weights of 5 bits; each 32 have a 6-bit scale and a 6-bit minimum.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ5K {
+    /// Scale of the scales.
+    pub d: Half,
+    /// Scale of the minimums.
+    pub dmin: Half,
+    /// Packed 6-bit scales and minimums, see [`scale_min`].
+    pub scales: [u8; 12],
+    /// Bit `g` of byte `i` is the fifth bit of element `i` of group `g`.
+    pub qh: [u8; 32],
+    /// Low four bits, as in [`BlockQ4K`].
+    pub qs: [u8; 128],
+}
+
+/// 256 weights of 6 bits; each 16 have an 8-bit scale; code 32 is zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BlockQ6K {
+    /// Low four bits. In each half of 128 weights, byte `i` holds element `i` in the low nibble and element
+    /// `i + 64` in the high one.
+    pub ql: [u8; 128],
+    /// High two bits. In each half of 128 weights, bits `2g, 2g+1` of byte `i` belong to element `i` of its
+    /// group `g`.
+    pub qh: [u8; 64],
+    /// Scale of each 16 weights.
+    pub scales: [i8; 16],
+    /// Scale of the scales.
+    pub d: Half,
+}
+
+/// The 6-bit scale and minimum of group `i` (0 to 7) of a Q4_K or Q5_K block.
+pub fn scale_min(scales: &[u8; 12], i: usize) -> (u8, u8) {
+    if i < 4 {
+        (scales[i] & 63, scales[i + 4] & 63)
+    } else {
+        let low = scales[i + 4];
+        ((low & 15) | (scales[i - 4] >> 6 << 4), (low >> 4) | (scales[i] >> 6 << 4))
+    }
+}
+
+/// Codes of 16 bytes: low nibbles first, then high nibbles.
+fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
+    let mut codes = [0; GROUP];
+    for i in 0..16 {
+        codes[i] = qs[i] & 15;
+        codes[i + 16] = qs[i] >> 4;
+    }
+    codes
+}
+
+fn nibbles_and_bits(qs: &[u8; 16], qh: [u8; 4]) -> [u8; GROUP] {
+    let bits = u32::from_le_bytes(qh);
+    let mut codes = nibbles(qs);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= ((bits >> i) as u8 & 1) << 4;
+    }
+    codes
+}
+
+/// The nibbles of group `i` of a Q4_K or Q5_K block.
+fn k_nibbles(qs: &[u8; 128], i: usize) -> [u8; GROUP] {
+    let (chunks, _) = qs.as_chunks::<GROUP>();
+    let shift = 4 * (i % 2);
+    chunks[i / 2].map(|byte| (byte >> shift) & 15)
+}
+
+impl QuantBlock for BlockQ4_0 {
+    const DTYPE: DType = DType::Q4_0;
+    #[inline]
+    fn group(&self, _: usize) -> Group {
+        Group::simple(nibbles(&self.qs), 8, self.d)
+    }
+}
+
+impl QuantBlock for BlockQ4_1 {
+    const DTYPE: DType = DType::Q4_1;
+    #[inline]
+    fn group(&self, _: usize) -> Group {
+        Group { mw: Some(self.m.to_f32()), ..Group::simple(nibbles(&self.qs), 0, self.d) }
+    }
+}
+
+impl QuantBlock for BlockQ5_0 {
+    const DTYPE: DType = DType::Q5_0;
+    #[inline]
+    fn group(&self, _: usize) -> Group {
+        Group::simple(nibbles_and_bits(&self.qs, self.qh), 16, self.d)
+    }
+}
+
+impl QuantBlock for BlockQ5_1 {
+    const DTYPE: DType = DType::Q5_1;
+    #[inline]
+    fn group(&self, _: usize) -> Group {
+        Group { mw: Some(self.m.to_f32()), ..Group::simple(nibbles_and_bits(&self.qs, self.qh), 0, self.d) }
+    }
+}
+
+impl QuantBlock for BlockQ8_0 {
+    const DTYPE: DType = DType::Q8_0;
+    #[inline]
+    fn group(&self, _: usize) -> Group {
+        Group::simple(self.qs.map(|q| (q as u8) ^ 0x80), 128, self.d)
+    }
+}
+
+impl QuantBlock for BlockQ4K {
+    const DTYPE: DType = DType::Q4_K;
+    #[inline]
+    fn group(&self, i: usize) -> Group {
+        let (sc, mn) = scale_min(&self.scales, i);
+        k_group(k_nibbles(&self.qs, i), self.d, self.dmin, sc, mn)
+    }
+}
+
+impl QuantBlock for BlockQ5K {
+    const DTYPE: DType = DType::Q5_K;
+    #[inline]
+    fn group(&self, i: usize) -> Group {
+        let (sc, mn) = scale_min(&self.scales, i);
+        let mut codes = k_nibbles(&self.qs, i);
+        for (code, bits) in codes.iter_mut().zip(&self.qh) {
+            *code |= ((bits >> i) & 1) << 4;
+        }
+        k_group(codes, self.d, self.dmin, sc, mn)
+    }
+}
+
+/// A group whose scale and minimum are products of an f16 and a 6-bit integer, both exact in f32.
+fn k_group(codes: [u8; GROUP], d: Half, dmin: Half, sc: u8, mn: u8) -> Group {
+    Group {
+        codes,
+        offset: 0,
+        scales: [1, 1],
+        dw: d.to_f32() * f32::from(sc),
+        mw: Some(-(dmin.to_f32() * f32::from(mn))),
+    }
+}
+
+impl QuantBlock for BlockQ6K {
+    const DTYPE: DType = DType::Q6_K;
+    #[inline]
+    fn group(&self, i: usize) -> Group {
+        let (half, g) = (i / 4, i % 4);
+        let (low, _) = self.ql.as_chunks::<GROUP>();
+        let (high, _) = self.qh.as_chunks::<GROUP>();
+        let shift = 4 * (g / 2);
+        let mut codes = low[2 * half + g % 2].map(|byte| (byte >> shift) & 15);
+        for (code, bits) in codes.iter_mut().zip(&high[half]) {
+            *code |= ((bits >> (2 * g)) & 3) << 4;
+        }
+        let scales = [self.scales[2 * i], self.scales[2 * i + 1]].map(i32::from);
+        Group { codes, offset: 32, scales, dw: self.d.to_f32(), mw: None }
+    }
+}
