@@ -201,7 +201,7 @@ impl Queries<'_> {
         unsafe { product::<V, E, N>(&rows, job.head_dim, k, KV_PAGE, KV_PAGE) };
 
         // Which places each row sees; the ones that all see are done together.
-        let mut places = [0..0; BLOCK].map(|_: Range<usize>| 0..0);
+        let mut places = [const { 0..0 }; BLOCK];
         let mut common = 0..KV_PAGE;
         rows.count = 0;
         for (i, query) in block.enumerate() {
