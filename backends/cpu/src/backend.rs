@@ -122,7 +122,10 @@ mod tests {
     #[test]
     fn the_name_says_what_matters() {
         let info = describe("vendor_id\t: GenuineIntel\nmodel name\t: Xeon(R) X\n", Isa::Scalar, 2);
-        assert_eq!((info.name.as_str(), info.vendor.as_str()), ("Xeon(R) X (scalar, 2 threads)", "GenuineIntel"));
+        assert_eq!(
+            (info.name.as_str(), info.vendor.as_str()),
+            ("Xeon(R) X (scalar, 2 threads)", "GenuineIntel")
+        );
         assert!(describe("", Isa::Scalar, 1).name.ends_with(" CPU (scalar, 1 thread)"));
     }
 

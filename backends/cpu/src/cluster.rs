@@ -55,7 +55,10 @@ impl CpuDevice {
                 self.crew.quantize(activations, hidden, tokens, neurons)?;
             }
             let input = input_for(down, hidden, activations);
-            self.one(Work { weight: down, input, y: Columns::new(y, tokens, width, width), accumulate }, tokens);
+            self.one(
+                Work { weight: down, input, y: Columns::new(y, tokens, width, width), accumulate },
+                tokens,
+            );
             Ok(())
         })
     }

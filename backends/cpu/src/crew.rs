@@ -68,7 +68,8 @@ impl Crew {
     pub fn multiply(&self, work: &[Option<Work<'_>>; MAX_PRODUCTS], tokens: usize) {
         let all = || work.iter().flatten();
         let groups = all().map(|w| w.weight.groups()).sum();
-        let per_chunk = self.groups_per_chunk(groups, all().map(|w| w.weight.cols()).max().unwrap_or(0), tokens);
+        let per_chunk =
+            self.groups_per_chunk(groups, all().map(|w| w.weight.cols()).max().unwrap_or(0), tokens);
         let chunks = |w: &Work<'_>| w.weight.groups().div_ceil(per_chunk);
         self.pool.run(all().map(chunks).sum(), &|mut chunk| {
             for w in all() {

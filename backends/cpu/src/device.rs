@@ -158,7 +158,9 @@ impl Device for CpuDevice {
         };
         let answer = match *op {
             OpShape::Matmul { dtype, cols, .. } => fits(dtype, cols),
-            OpShape::Cluster { bundles: true, .. } => Err("the CPU computes prepared blocks of neurons only".into()),
+            OpShape::Cluster { bundles: true, .. } => {
+                Err("the CPU computes prepared blocks of neurons only".into())
+            }
             OpShape::Cluster { dtype, down_dtype, neurons, width, .. } => {
                 fits(dtype, width).and_then(|()| fits(down_dtype, neurons))
             }
@@ -204,7 +206,8 @@ impl Device for CpuDevice {
         };
         debug_assert!(matches!(
             (&weight, shape),
-            (Weight::Matrix(_), WeightShape::Matrix { .. }) | (Weight::Neurons { .. }, WeightShape::Neurons { .. })
+            (Weight::Matrix(_), WeightShape::Matrix { .. })
+                | (Weight::Neurons { .. }, WeightShape::Neurons { .. })
         ));
         Ok(PreparedWeight::new(shape, bytes, Arc::new(weight)))
     }

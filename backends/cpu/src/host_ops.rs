@@ -9,7 +9,6 @@ use crate::arch::{AttentionParts, HostOp};
 use crate::crew::Crew;
 use crate::mem::Claims;
 
-
 /// Values below which an operation that touches each once stays on the caller's thread: some microseconds.
 const FEW_VALUES: usize = 1 << 15;
 
@@ -78,6 +77,8 @@ impl HostOps for CpuOps {
 
     fn add(&self, x: &mut [f32], y: &[f32]) {
         let len = x.len().min(y.len());
-        self.by_rows(&mut x[..len], 1, &|at, x| self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x }));
+        self.by_rows(&mut x[..len], 1, &|at, x| {
+            self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x })
+        });
     }
 }

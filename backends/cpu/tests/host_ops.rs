@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use half::f16;
 use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
-use neuropil_device::{
-    Attention, AttentionRow, Backend, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps,
-};
+use neuropil_device::{Attention, AttentionRow, Backend, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps};
 use proptest::prelude::*;
 
 /// Every instruction set, on one thread and on three.
@@ -135,9 +133,8 @@ fn attention_keeps_what_is_not_finite() {
     let ops = all_ops();
     for spoil in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38] {
         for half in [false, true] {
-            let rows = (0..2).flat_map(|sequence| {
-                (50..90).map(move |position| AttentionRow { sequence, position })
-            });
+            let rows =
+                (0..2).flat_map(|sequence| (50..90).map(move |position| AttentionRow { sequence, position }));
             let rows = rows.collect();
             let shape = Shape { kv_heads: 2, group: 3, head_dim: 64, window: Some(70), half, rows, seed: 5 };
             check_attention(&shape, &ops, Some(spoil));
@@ -149,8 +146,7 @@ fn attention_keeps_what_is_not_finite() {
 fn a_single_token_and_none() {
     let ops = all_ops();
     for rows in [vec![], vec![AttentionRow { sequence: 2, position: 200 }]] {
-        let shape =
-            Shape { kv_heads: 3, group: 3, head_dim: 64, window: None, half: true, rows, seed: 1 };
+        let shape = Shape { kv_heads: 3, group: 3, head_dim: 64, window: None, half: true, rows, seed: 1 };
         check_attention(&shape, &ops, None);
     }
 }
@@ -171,7 +167,8 @@ fn norm_has_the_bits_of_the_scalar_body() {
 #[test]
 fn rotation_has_the_bits_of_the_scalar_body() {
     for (name, ops) in all_ops() {
-        for (rows, heads, head_dim, pairs) in [(1, 9, 64, 32), (200, 9, 64, 32), (3, 2, 80, 16), (0, 1, 8, 4)] {
+        for (rows, heads, head_dim, pairs) in [(1, 9, 64, 32), (200, 9, 64, 32), (3, 2, 80, 16), (0, 1, 8, 4)]
+        {
             for adjacent in [false, true] {
                 let angles = numbers(7, rows * pairs);
                 let table: Vec<[f32; 2]> = angles.iter().map(|a| [a.cos(), a.sin()]).collect();

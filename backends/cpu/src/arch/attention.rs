@@ -46,7 +46,10 @@ impl<'a> AttentionParts<'a> {
         let (rows, heads, kv_heads) = (job.rows.len(), job.heads, job.kv_heads);
         assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads share {kv_heads} KV heads");
         let size = rows.checked_mul(heads).and_then(|n| n.checked_mul(job.head_dim));
-        assert!(size == Some(job.q.len()) && size == Some(out.len()), "q and out are rows x heads x head_dim");
+        assert!(
+            size == Some(job.q.len()) && size == Some(out.len()),
+            "q and out are rows x heads x head_dim"
+        );
         let most = TILE.div_ceil(heads / kv_heads).max(1);
         let tokens = (rows * kv_heads).div_ceil(parts.max(1)).clamp(1, most);
         let parts = rows.div_ceil(tokens) * kv_heads;
@@ -116,7 +119,8 @@ impl Queries<'_> {
 
     /// Where the query row lies in q and out.
     fn offset(&self, query: usize) -> usize {
-        let (row, head) = (self.first_row + query / self.group, self.kv_head * self.group + query % self.group);
+        let (row, head) =
+            (self.first_row + query / self.group, self.kv_head * self.group + query % self.group);
         (row * self.all.job.heads + head) * self.all.job.head_dim
     }
 
@@ -193,7 +197,8 @@ impl Queries<'_> {
         let job = self.all.job;
         let first = index * KV_PAGE;
         let mut scores = [[0.0f32; KV_PAGE]; BLOCK];
-        let mut rows = Rows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] };
+        let mut rows =
+            Rows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] };
         for query in block.clone() {
             rows.push(self.q(query), scores[rows.count].as_mut_ptr());
         }
@@ -214,7 +219,9 @@ impl Queries<'_> {
             // SAFETY: an output row has head_dim values and is this thread's alone.
             let out = unsafe { self.out(query) };
             // SAFETY: as above; the slice is gone before the next use of the pointer.
-            unsafe { std::slice::from_raw_parts_mut(out, job.head_dim) }.iter_mut().for_each(|o| *o *= shrink);
+            unsafe { std::slice::from_raw_parts_mut(out, job.head_dim) }
+                .iter_mut()
+                .for_each(|o| *o *= shrink);
             common = common.start.max(seen.start)..common.end.min(seen.end);
             places[rows.count] = seen;
             rows.push(scores[i].as_ptr(), out);
@@ -321,7 +328,12 @@ impl Rows {
 /// # Safety
 /// As for `product`; the coefficients are the weights of a page and `v` its values.
 #[inline(always)]
-unsafe fn mix<V: Lanes, E: Element, const N: usize>(rows: &Rows, places: Range<usize>, v: *const E, dim: usize) {
+unsafe fn mix<V: Lanes, E: Element, const N: usize>(
+    rows: &Rows,
+    places: Range<usize>,
+    v: *const E,
+    dim: usize,
+) {
     if places.is_empty() {
         return;
     }

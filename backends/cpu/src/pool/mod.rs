@@ -17,8 +17,6 @@
 //! Every shared field is an atomic. The one unsafe block of this module uses the job, whose lifetime is erased; 1 and
 //! 2 justify it.
 
-#![allow(unsafe_code)]
-
 mod idle;
 #[cfg(test)]
 mod tests;
