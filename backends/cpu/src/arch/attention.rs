@@ -229,14 +229,24 @@ impl Queries<'_> {
         if common.is_empty() {
             common = KV_PAGE..KV_PAGE;
         }
-        // SAFETY: the values are KV_PAGE lines of head_dim; all places are below KV_PAGE; an output row has head_dim.
-        unsafe {
-            for (i, seen) in places[..rows.count].iter().enumerate() {
-                mix::<V, E, N>(&rows.only(i), seen.start..seen.end.min(common.start), v, job.head_dim);
+        // Each row takes its places in order: its own before the common ones, those, and its own after.
+        for phase in 0..3 {
+            if phase == 1 {
+                let (rows, v) = (rows.at(0, common.start), v.wrapping_add(common.start * job.head_dim));
+                // SAFETY: the values are KV_PAGE lines of head_dim, the places below KV_PAGE; an output row has
+                // head_dim values.
+                unsafe { product::<V, E, N>(&rows, common.len(), v, job.head_dim, job.head_dim) };
+                continue;
             }
-            mix::<V, E, N>(&rows, common.clone(), v, job.head_dim);
             for (i, seen) in places[..rows.count].iter().enumerate() {
-                mix::<V, E, N>(&rows.only(i), seen.start.max(common.end)..seen.end, v, job.head_dim);
+                let (before, after) =
+                    (seen.start..seen.end.min(common.start), seen.start.max(common.end)..seen.end);
+                let own = if phase == 0 { before } else { after };
+                if !own.is_empty() {
+                    let (row, v) = (rows.at(i, own.start), v.wrapping_add(own.start * job.head_dim));
+                    // SAFETY: as above, for one row.
+                    unsafe { product_of::<V, E, 1, N>(&row, own.len(), v, job.head_dim, job.head_dim) };
+                }
             }
         }
     }
@@ -316,34 +326,15 @@ impl Rows {
         self.count += 1;
     }
 
-    fn only(&self, i: usize) -> Rows {
-        let mut one = *self;
-        (one.count, one.coefficients[0], one.sums[0]) = (1, self.coefficients[i], self.sums[i]);
-        one
-    }
-}
-
-/// Adds the values of some places, weighted, to the outputs.
-///
-/// # Safety
-/// As for `product`; the coefficients are the weights of a page and `v` its values.
-#[inline(always)]
-unsafe fn mix<V: Lanes, E: Element, const N: usize>(
-    rows: &Rows,
-    places: Range<usize>,
-    v: *const E,
-    dim: usize,
-) {
-    if places.is_empty() {
-        return;
-    }
-    let mut rows = *rows;
-    // SAFETY: the places are inside the page.
-    unsafe {
-        for row in &mut rows.coefficients[..rows.count] {
-            *row = row.add(places.start);
+    /// The rows from the `first` on, from coefficient `step` on.
+    #[inline(always)]
+    fn at(&self, first: usize, step: usize) -> Rows {
+        let mut rows = Rows { count: self.count - first, ..*self };
+        for i in first..self.count {
+            rows.coefficients[i - first] = self.coefficients[i].wrapping_add(step);
+            rows.sums[i - first] = self.sums[i];
         }
-        product::<V, E, N>(&rows, places.len(), v.add(places.start * dim), dim, dim);
+        rows
     }
 }
 
@@ -360,20 +351,22 @@ unsafe fn product<V: Lanes, E: Element, const N: usize>(
     stride: usize,
     width: usize,
 ) {
-    // SAFETY: the count of rows is in the type from here on.
-    unsafe {
-        match rows.count {
-            0 => {}
-            1 => product_of::<V, E, 1, N>(rows, steps, m, stride, width),
-            2 => product_of::<V, E, 2, N>(rows, steps, m, stride, width),
-            3 => product_of::<V, E, 3, N>(rows, steps, m, stride, width),
-            4 => product_of::<V, E, 4, N>(rows, steps, m, stride, width),
-            5 => product_of::<V, E, 5, N>(rows, steps, m, stride, width),
-            _ => product_of::<V, E, 6, N>(rows, steps, m, stride, width),
-        }
+    let mut rows = *rows;
+    while rows.count > 0 {
+        // SAFETY: as for this function; `done` rows are there.
+        let done = unsafe {
+            match rows.count {
+                6.. => product_of::<V, E, 6, N>(&rows, steps, m, stride, width),
+                3.. => product_of::<V, E, 3, N>(&rows, steps, m, stride, width),
+                2 => product_of::<V, E, 2, N>(&rows, steps, m, stride, width),
+                _ => product_of::<V, E, 1, N>(&rows, steps, m, stride, width),
+            }
+        };
+        rows = rows.at(done, 0);
     }
 }
 
+/// `product` for the first R rows; returns R.
 #[inline(always)]
 unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
     rows: &Rows,
@@ -381,7 +374,7 @@ unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
     m: *const E,
     stride: usize,
     width: usize,
-) {
+) -> usize {
     let mut j = 0;
     // SAFETY: as for `product`; every vector lies below `width`.
     unsafe {
@@ -403,6 +396,7 @@ unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
             }
         }
     }
+    R
 }
 
 /// The heart: N vectors of sums for each of R rows.
