@@ -42,6 +42,16 @@ impl RowSource for &[u8] {
     }
 }
 
+impl RowSource for Vec<u8> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.as_slice().read(offset, out)
+    }
+}
+
 /// A matrix as it lies in a model file: `rows` rows of `cols` elements, row after row.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
