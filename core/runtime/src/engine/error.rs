@@ -6,7 +6,7 @@ use crate::gguf::GgufError;
 use crate::model::ModelError;
 use crate::model::chat::ChatError;
 use crate::model::sampler::SamplerError;
-use crate::model::tokenizer::TokenizerError;
+use crate::model::tokenizer::{TokenizerError, VocabularyError};
 
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +84,15 @@ impl From<ModelError> for EngineError {
         match error {
             ModelError::Gguf(error) => EngineError::Gguf(error),
             other => EngineError::Model(other),
+        }
+    }
+}
+
+impl From<VocabularyError> for EngineError {
+    fn from(error: VocabularyError) -> EngineError {
+        match error {
+            VocabularyError::Gguf(error) => EngineError::Gguf(error),
+            VocabularyError::Tokenizer(error) => EngineError::Tokenizer(error),
         }
     }
 }

@@ -214,7 +214,7 @@ impl<'a> Task<'a> {
         self.tokens.push(token);
         self.bytes.clear();
         if let Some(tokenizer) = self.tokenizer {
-            tokenizer.decode_token(token, &mut self.bytes);
+            tokenizer.decode_token(token, &mut self.bytes)?;
         }
         let step = self.stream.push(&self.bytes);
         self.text.push_str(&step.text);
@@ -236,7 +236,7 @@ impl<'a> Task<'a> {
     }
 
     fn into_generation(mut self, on_piece: &mut dyn FnMut(Piece<'_>) -> ControlFlow<()>) -> Generation {
-        let rest = self.stream.finish();
+        let rest = self.stream.finish().text;
         if !rest.is_empty() {
             self.text.push_str(&rest);
             let piece = Piece { sequence: self.sequence, token: None, bytes: &[], text: &rest };
