@@ -12,10 +12,12 @@ use super::merge::Merger;
 use super::split::Splitter;
 use super::{Pieces, SPACE_MARK, TokenizerError, Vocabulary, unmark_spaces};
 
+/// From two neighbouring pieces to the rank of their merge and the piece they make.
+type Merges = HashMap<(u32, u32), (u32, u32)>;
+
 pub(super) struct Bpe {
     splitter: Splitter,
-    /// From two neighbouring pieces to the rank of their merge and the piece they make.
-    merges: HashMap<(u32, u32), (u32, u32)>,
+    merges: Merges,
     units: Units,
 }
 
@@ -118,8 +120,9 @@ impl Bpe {
             Units::Bytes(_) if self.splitter.whole_words => {
                 spelled.clear();
                 let mut buffer = [0; 4];
-                word.bytes()
-                    .for_each(|byte| spelled.extend_from_slice(spell(byte).encode_utf8(&mut buffer).as_bytes()));
+                word.bytes().for_each(|byte| {
+                    spelled.extend_from_slice(spell(byte).encode_utf8(&mut buffer).as_bytes())
+                });
                 spelled.as_slice()
             }
             Units::Characters(_) if word.starts_with('\n') => word.as_bytes(),
@@ -144,16 +147,13 @@ impl Bpe {
     }
 }
 
-fn read_merges(
-    vocabulary: &Vocabulary,
-    pieces: &mut Pieces,
-) -> Result<HashMap<(u32, u32), (u32, u32)>, TokenizerError> {
+fn read_merges(vocabulary: &Vocabulary, pieces: &mut Pieces) -> Result<Merges, TokenizerError> {
     let list = &vocabulary.merges;
     if list.is_empty() {
         let why = "a BPE vocabulary joins by merges";
         return Err(TokenizerError::Missing { key: "tokenizer.ggml.merges", why });
     }
-    let mut merges = HashMap::new();
+    let mut merges = Merges::new();
     merges.try_reserve(list.len()).map_err(|_| TokenizerError::OutOfMemory {
         what: "the merges",
         bytes: list.len().saturating_mul(size_of::<[u32; 4]>()),
@@ -166,7 +166,7 @@ fn read_merges(
         pieces.texts.push(text)?;
         pieces.index.insert(&pieces.texts, id)
     };
-    let mut joined = Vec::new();
+    let (mut joined, mut made) = (Vec::new(), 0);
     for (rank, merge) in list.iter().enumerate() {
         // The first byte belongs to the left side, whatever it is.
         let space = merge.iter().skip(1).position(|&byte| byte == b' ').map(|at| at + 1);
@@ -178,7 +178,12 @@ fn read_merges(
         joined.extend_from_slice(left);
         joined.extend_from_slice(right);
         let pair = (number(pieces, left)?, number(pieces, right)?);
-        let made = number(pieces, &joined)?;
+        // Vocabularies mostly list what merges make in the order of the merges, which saves looking it up.
+        let next = made + 1;
+        made = match pieces.unique && pieces.texts.get(next as usize) == Some(&joined) {
+            true => next,
+            false => number(pieces, &joined)?,
+        };
         merges.entry(pair).or_insert((rank as u32, made));
     }
     Ok(merges)

@@ -52,7 +52,9 @@ pub enum TokenizerError {
         tokens: usize,
     },
     /// A merge that is not two texts with a space between.
-    #[error("entry {index} of tokenizer.ggml.merges is not two texts separated by a space; convert the model again")]
+    #[error(
+        "entry {index} of tokenizer.ggml.merges is not two texts separated by a space; convert the model again"
+    )]
     Merge {
         /// Which entry, from 0.
         index: usize,
@@ -64,7 +66,9 @@ pub enum TokenizerError {
         index: usize,
     },
     /// No token can stand for a byte of the text, and the vocabulary has no unknown token.
-    #[error("the vocabulary has no token for byte 0x{byte:02X} and no unknown token; remove it from the text")]
+    #[error(
+        "the vocabulary has no token for byte 0x{byte:02X} and no unknown token; remove it from the text"
+    )]
     NoToken {
         /// The byte.
         byte: u8,

@@ -55,7 +55,7 @@ pub struct EncodeOptions {
 
 /// How the pieces of a text are joined.
 enum Family {
-    Spm(Spm),
+    Spm(Box<Spm>),
     Bpe(Bpe),
 }
 
@@ -77,6 +77,8 @@ struct Pieces {
     texts: TextList,
     index: TextIndex,
     roles: Vec<Role>,
+    /// Whether no two tokens have the same text.
+    unique: bool,
 }
 
 impl Pieces {
@@ -111,14 +113,14 @@ impl Tokenizer {
         let tokens = vocabulary.tokens.len();
         check(&vocabulary)?;
         let mut index = TextIndex::with_room(tokens)?;
+        let mut unique = true;
         for id in 0..tokens as u32 {
             if vocabulary.tokens.get(id as usize).is_some_and(|text| !text.is_empty()) {
-                index.insert(&vocabulary.tokens, id)?;
+                unique &= index.insert(&vocabulary.tokens, id)? == id;
             }
         }
-        let spm = vocabulary.model == "llama";
         let find = |text: &str| index.get(&vocabulary.tokens, text.as_bytes());
-        if spm {
+        if vocabulary.model == "llama" {
             // The format's defaults, where these ids are what the defaults mean.
             let default = |id: u32, text| find(text).filter(|&found| found == id);
             vocabulary.bos = vocabulary.bos.or(default(1, "<s>"));
@@ -130,9 +132,9 @@ impl Tokenizer {
         let cutter = Cutter::new(&vocabulary, &roles, find);
         let mut notes = Vec::new();
         let texts = std::mem::take(&mut vocabulary.tokens);
-        let mut pieces = Pieces { texts, index, roles };
+        let mut pieces = Pieces { texts, index, roles, unique };
         let (family, default_bos) = match vocabulary.model.as_str() {
-            "llama" => (Family::Spm(Spm::new(&vocabulary, &pieces)?), true),
+            "llama" => (Family::Spm(Box::new(Spm::new(&vocabulary, &pieces)?)), true),
             _ => {
                 let bpe = Bpe::new(&vocabulary, &mut pieces, &mut notes)?;
                 let add_bos = bpe.add_bos();
@@ -198,7 +200,9 @@ impl Tokenizer {
                 }
                 Fragment::Text(range) => {
                     match &self.family {
-                        Family::Spm(spm) => spm.encode(&self.pieces, &text[range], after_special, &mut ids)?,
+                        Family::Spm(spm) => {
+                            spm.encode(&self.pieces, &text[range], after_special, &mut ids)?
+                        }
                         Family::Bpe(bpe) => bpe.encode(&self.pieces, &text[range], &mut ids)?,
                     }
                     after_special = false;

@@ -58,7 +58,7 @@ const GPT4O: Step = (
 );
 /// The letters with case of an older Unicode version, as DeepSeek's list has them.
 const DEEPSEEK_LETTERS: Step = (
-    r"\s?[\p{Lu}\p{Ll}\p{Lt}--\x{10C7}\x{10CD}\x{1C80}-\x{1C8A}\x{2C7C}-\x{2C7D}\x{2D00}-\x{2D2D}\x{A790}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16EFF}\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DF2A}]+",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}--\x{560}-\x{588}\x{10C7}\x{10CD}-\x{10FF}\x{1C80}-\x{1C8A}\x{2C7C}-\x{2C7D}\x{2D00}-\x{2D2D}\x{A790}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16EFF}\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DF2A}]+",
     Tail::Keep,
 );
 
@@ -178,7 +178,8 @@ impl Splitter {
 
     fn compile(steps: &[Step], whole_words: bool, add_bos: bool) -> Self {
         let compile = |&(expression, tail): &Step| {
-            let regex = Regex::new(expression).unwrap_or_else(|error| unreachable!("built-in rules: {error}"));
+            let regex =
+                Regex::new(expression).unwrap_or_else(|error| unreachable!("built-in rules: {error}"));
             (regex, tail)
         };
         Self { steps: steps.iter().map(compile).collect(), whole_words, add_bos }
@@ -230,9 +231,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn words(pre: &str, text: &str) -> Vec<String> {
+        words_by(&Splitter::named(pre).unwrap(), text)
+    }
+
+    fn words_by(splitter: &Splitter, text: &str) -> Vec<String> {
         let mut words = Vec::new();
-        let splitter = Splitter::named(pre).unwrap();
-        splitter.split::<()>(text, &mut |word| Ok(words.push(word.to_owned()))).unwrap();
+        let mut collect = |word: &str| {
+            words.push(word.to_owned());
+            Ok::<(), ()>(())
+        };
+        splitter.split(text, &mut collect).unwrap();
         words
     }
 
@@ -249,7 +257,7 @@ mod tests {
 
     #[test]
     fn numbers_and_contractions() {
-        assert_eq!(words("llama-bpe", "12345 I'Ll"), ["123", "45", " ", "I", "'Ll"]);
+        assert_eq!(words("llama-bpe", "12345 I'Ll"), ["123", "45", " I", "'Ll"]);
         assert_eq!(words("smollm", "a 12's"), ["a", " ", "1", "2", "'s"]);
         assert_eq!(words("qwen2", "x12"), ["x", "1", "2"]);
         assert_eq!(words("tekken", "HelloWorld ÄbC"), ["Hello", "World", " Äb", "C"]);
@@ -271,15 +279,19 @@ mod tests {
     #[test]
     fn unknown_rules_are_named_with_the_known_ones() {
         let error = Splitter::named("klingon").err().unwrap().to_string();
-        assert!(error.contains("'klingon'") && error.contains("llama-bpe") && error.contains("smollm"), "{error}");
+        assert!(
+            error.contains("'klingon'") && error.contains("llama-bpe") && error.contains("smollm"),
+            "{error}"
+        );
     }
 
-    proptest! {
-        #[test]
-        fn words_are_the_text(text in "[ \\n\\ta-zA-Z0-9'.ß今\u{3000}]{0,40}") {
-            for rules in &ALL {
-                prop_assert_eq!(words(rules.names[0], &text).concat(), text.as_str());
-            }
+    #[test]
+    fn words_are_the_text() {
+        for rules in &ALL {
+            let splitter = Splitter::named(rules.names[0]).unwrap();
+            proptest!(|(text in "[ \\n\\ta-zA-Z0-9'.ß今\u{3000}]{0,40}")| {
+                prop_assert_eq!(words_by(&splitter, &text).concat(), text);
+            });
         }
     }
 }
