@@ -1,2 +1,2 @@
 //! Program.
-fn main(){}
+fn main() {}

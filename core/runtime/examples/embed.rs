@@ -4,16 +4,15 @@ use std::io::Write;
 use std::ops::ControlFlow;
 
 use neuropil::model::chat::Message;
-use neuropil::model::tokenizer::EncodeOptions;
 use neuropil::{Engine, GenerateOptions, SessionOptions};
 use neuropil_cpu::{CpuBackend, CpuOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("give the path of a GGUF file")?;
     let engine = Engine::builder(path).backend(&CpuBackend::new(CpuOptions::default())?)?.build()?;
-    let question = Message::user("What is the capital of France?");
+    let question = Message::new("user", "What is the capital of France?");
     let prompt = engine.chat_template()?.render(&[question], true)?;
-    let tokens = engine.tokenizer()?.encode(&prompt, EncodeOptions::chat())?;
+    let tokens = engine.tokenizer()?.encode_chat(&prompt)?;
     let mut session = engine.session(SessionOptions::default())?;
     session.prefill(&tokens)?;
     session.generate(&GenerateOptions::default(), &mut |piece| {

@@ -1,3 +1,44 @@
-//! Runtime.
+//! An embeddable engine for language models that do not fit in memory.
+//!
+//! neuropil runs a model on whatever compute units an app hands it. It starts no threads, opens no sockets, reads no
+//! environment variables and keeps no global state; threads and SIMD live in backends, such as `neuropil-cpu`.
+//!
+//! ```text
+//!   Engine ── Session ── Session ── …          engine:   what an app sees
+//!      │         │ tokens, KV cache, logits
+//!      ▼         ▼
+//!   Model::forward, one readable file           model:    spec, llama, kv, tokenizer, chat, sampler
+//!      │ jobs                │ norms, attention
+//!      ▼                     ▼
+//!   dyn Device            dyn HostOps           pipeline: submit, lend a hand, go on
+//!      ▲                     ▲
+//!      └── neuropil-cpu, a GPU, a plugin        (neuropil-device is the contract)
+//!   Gguf: header, extents, splits               gguf:     untrusted bytes become checked numbers
+//! ```
+//!
+//! # First steps
+//!
+//! ```no_run
+#![doc = include_str!("../examples/embed.rs")]
+//! ```
+//!
+//! # What holds
+//!
+//! - A model file, a prompt or a template is untrusted input: it gives a typed error or an answer, never a panic.
+//! - The same tokens for every number of threads, every instruction set, and every neighbour in a batch: the order
+//!   of every sum is fixed ([`neuropil_device::quant`] states it).
+//! - A session that met an error still holds what it held before.
 
+#![deny(unsafe_code)]
+
+pub mod engine;
 pub mod gguf;
+pub mod model;
+pub mod pipeline;
+
+pub use engine::{
+    Engine, EngineBuilder, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session,
+    SessionOptions,
+};
+pub use model::{KvType, ModelSpec};
+pub use pipeline::{CancelToken, StepTimes};

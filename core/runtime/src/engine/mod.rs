@@ -86,7 +86,20 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Chat`] when there is none or it does not parse.
     pub fn chat_template(&self) -> Result<ChatTemplate, EngineError> {
-        Ok(ChatTemplate::from_metadata(self.inner.gguf.metadata(), self.tokenizer()?)?)
+        let tokenizer = self.tokenizer()?;
+        let text = |id: Option<u32>| {
+            let text = id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+            String::from_utf8_lossy(text).into_owned()
+        };
+        let source = self.inner.gguf.metadata().str("tokenizer.chat_template")?;
+        let template = ChatTemplate::new(source, &text(tokenizer.bos()), &text(tokenizer.eos()));
+        template.check()?;
+        Ok(template)
+    }
+
+    /// What a user should know about the model: guesses that were made, things that are missing.
+    pub fn notes(&self) -> &[String] {
+        self.inner.tokenizer.as_ref().map_or(&[], |tokenizer| tokenizer.notes())
     }
 
     /// What it holds. Sessions hold their own KV caches.
