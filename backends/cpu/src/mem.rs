@@ -242,11 +242,6 @@ impl ColumnRange<'_> {
         self.groups.clone()
     }
 
-    /// Distance between tokens.
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
-    }
-
     /// Where row `row` of token `token` lies. The rows of this range from `row` on follow it.
     pub(crate) fn at(&mut self, token: usize, row: usize) -> *mut f32 {
         assert!(token < self.tokens && self.rows.contains(&row));
