@@ -297,7 +297,8 @@ fn jobs_that_do_not_fit_together_are_errors() {
     let foreign = PreparedWeight::new(block.shape(), 0, Arc::new(5u8));
     let foreign = ClusterJob { weights: ClusterWeights::Block(foreign), ..ffn.job(&block, 1, &x) };
     assert!(matches!(run_cluster(&*device, foreign), Err(DeviceError::ForeignHandle { .. })));
-    let layout = BundleLayout { width: 4, dtype: DType::F32, down_dtype: DType::F32, gate: 0, up: 16, down: 32 };
+    let layout =
+        BundleLayout { width: 4, dtype: DType::F32, down_dtype: DType::F32, gate: 0, up: 16, down: 32 };
     let slots = Arena::new(1, 48).unwrap().pin(vec![0]).unwrap();
     let bundles = ClusterWeights::Bundles { layout, slots };
     let bundles = ClusterJob { weights: bundles, ..ffn.job(&block, 1, &x) };

@@ -18,7 +18,7 @@
 //!
 //! Nothing is reassociated. NaN stays NaN; which NaN is not specified.
 //!
-//! [`reference`] is the law as plain code. Everything faster is compared with it bit by bit.
+//! [`mod@reference`] is the law as plain code. Everything faster is compared with it bit by bit.
 
 mod activations;
 mod blocks;
