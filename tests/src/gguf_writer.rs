@@ -2,6 +2,8 @@
 //!
 //! It shares no code with the reader under test.
 
+use std::path::Path;
+
 /// A metadata value, with its GGUF type id.
 #[derive(Clone, Debug)]
 pub enum Value {
@@ -72,6 +74,21 @@ impl GgufFile {
         self
     }
 
+    /// Changes a metadata pair, or adds it.
+    pub fn set(mut self, key: &str, value: Value) -> Self {
+        match self.pairs.iter_mut().find(|(k, _)| k == key) {
+            Some(pair) => pair.1 = value,
+            None => self.pairs.push((key.into(), value)),
+        }
+        self
+    }
+
+    /// Leaves out a metadata pair.
+    pub fn without(mut self, key: &str) -> Self {
+        self.pairs.retain(|(k, _)| k != key);
+        self
+    }
+
     /// Adds an F32 tensor.
     pub fn f32_tensor(self, name: &str, dims: &[u64], data: &[f32]) -> Self {
         let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -82,6 +99,14 @@ impl GgufFile {
     pub fn tensor(mut self, name: &str, dims: &[u64], type_id: u32, data: Vec<u8>) -> Self {
         self.tensors.push(Tensor { name: name.into(), dims: dims.to_vec(), type_id, data, offset: None });
         self
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path, self.bytes())
     }
 
     /// The bytes of the file.

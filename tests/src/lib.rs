@@ -1,3 +1,13 @@
 //! What the tests of neuropil share.
+//!
+//! Nothing here uses the engine: these are the yardsticks that it is held against.
 
+pub mod codec;
+pub mod device_fixture;
 pub mod gguf_writer;
+pub mod mock;
+pub mod reference;
+pub mod reference_device;
+pub mod temp;
+pub mod toy;
+mod toy_file;

@@ -1,0 +1,185 @@
+//! A device that is nothing but the definition of the jobs: weights as F32, sums in f64, one thread.
+//!
+//! With it the engine is tested on a unit that is not the CPU backend, which proves that the runtime knows the
+//! contract and no backend. It can do everything the contract names except whole blocks.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use neuropil_device::{
+    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, DeviceInfo, DeviceKind, MatmulJob,
+    Matrix, OpShape, PinnedSlots, PreparedWeight, Stage, Submission, Support, WeightShape, WeightSource,
+};
+
+use crate::{codec, reference};
+
+/// See the module.
+pub struct ReferenceDevice {
+    info: DeviceInfo,
+}
+
+/// A weight as the device keeps it.
+enum Decoded {
+    Matrix(Vec<f32>),
+    Neurons(Neurons),
+}
+
+/// A block of neurons: one row of each per neuron, so down lies transposed.
+struct Neurons {
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    down: Vec<f32>,
+}
+
+impl ReferenceDevice {
+    /// A device.
+    pub fn new() -> Arc<ReferenceDevice> {
+        Arc::new(ReferenceDevice {
+            info: DeviceInfo {
+                name: "reference".into(),
+                vendor: "neuropil".into(),
+                kind: DeviceKind::Cpu,
+                memory_bytes: 0,
+                threads: 1,
+                import_alignment: 0,
+                token_buckets: Vec::new(),
+            },
+        })
+    }
+
+    fn matmul(&self, job: &mut MatmulJob) -> Result<(), DeviceError> {
+        let tokens = job.tokens;
+        let (x, products) = job.parts_mut();
+        for product in products {
+            let (rows, cols, w) = match (product.weight.shape(), product.weight.downcast(&self.info.name)?) {
+                (WeightShape::Matrix { rows, cols }, Decoded::Matrix(w)) => (rows, cols, w),
+                _ => return Err(self.unsupported("a block of neurons as a matrix")),
+            };
+            let x = &x.slice::<f32>()[..tokens * cols];
+            let y = &mut product.y.slice_mut::<f32>()[..tokens * rows];
+            for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(rows)) {
+                for (w, y) in w.chunks_exact(cols).zip(y) {
+                    let start = if product.accumulate { f64::from(*y) } else { 0.0 };
+                    *y = (start + dot(w, x)) as f32;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cluster(&self, job: &mut ClusterJob) -> Result<(), DeviceError> {
+        let unpacked;
+        let (neurons, width) = match &job.weights {
+            ClusterWeights::Block(weight) => match (weight.shape(), weight.downcast(&self.info.name)?) {
+                (WeightShape::Neurons { width, .. }, Decoded::Neurons(neurons)) => (neurons, width),
+                _ => return Err(self.unsupported("a matrix as a block of neurons")),
+            },
+            ClusterWeights::Bundles { layout, slots } => {
+                // A job with bundles says its width only by the size of its input.
+                let width = job.x.slice::<f32>().len() / job.tokens;
+                unpacked = unpack(layout, slots, width);
+                (&unpacked, width)
+            }
+        };
+        let count = neurons.gate.len() / width;
+        let x = &job.x.slice::<f32>()[..job.tokens * width];
+        for (token, x) in x.chunks_exact(width).enumerate() {
+            let mut sum = vec![0.0f64; width];
+            for neuron in 0..count {
+                let row = neuron * width..(neuron + 1) * width;
+                let gate = match (&mut job.hidden, job.stage) {
+                    (Some(hidden), Stage::Gate) => {
+                        hidden.slice_mut::<f32>()[token * count + neuron] = dot(&neurons.gate[row], x) as f32;
+                        continue;
+                    }
+                    (Some(hidden), Stage::UpDown) => f64::from(hidden.slice::<f32>()[token * count + neuron]),
+                    (_, Stage::Fused) => dot(&neurons.gate[row.clone()], x),
+                    (None, _) => panic!("a cluster job of stage {:?} needs `hidden`", job.stage),
+                };
+                let up = dot(&neurons.up[row.clone()], x);
+                let threshold = f64::from(job.activation.threshold);
+                let hidden = reference::activate(job.activation.kind.name(), threshold, gate, up);
+                sum.iter_mut().zip(&neurons.down[row]).for_each(|(s, w)| *s += hidden * f64::from(*w));
+            }
+            if job.stage != Stage::Gate {
+                let y = job.y.as_mut().expect("a cluster job past the gate needs `y`");
+                write(&mut y.slice_mut::<f32>()[token * width..][..width], &sum, job.accumulate);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device for ReferenceDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn supports(&self, op: &OpShape) -> Support {
+        match op {
+            OpShape::Matmul { .. } | OpShape::Cluster { .. } => Support::Native,
+            OpShape::Block => Support::No("the reference device has no attention".into()),
+        }
+    }
+
+    fn prepare(
+        &self,
+        weight: WeightSource<'_>,
+        _recycle: Option<PreparedWeight>,
+    ) -> Result<PreparedWeight, DeviceError> {
+        let shape = weight.shape()?;
+        let (bytes, decoded) = match weight {
+            WeightSource::Matrix(m) => (m.rows * m.cols * 4, Decoded::Matrix(values(&m)?)),
+            WeightSource::Neurons { gate, up, down } => {
+                let (neurons, width) = (gate.rows, gate.cols);
+                let d = values(&down)?;
+                let down = (0..neurons).flat_map(|n| (0..width).map(move |w| (n, w)));
+                let down = down.map(|(n, w)| d[w * neurons + n]).collect();
+                let block = Neurons { gate: values(&gate)?, up: values(&up)?, down };
+                (3 * neurons * width * 4, Decoded::Neurons(block))
+            }
+        };
+        Ok(PreparedWeight::new(shape, bytes, Arc::new(decoded)))
+    }
+
+    fn submit_matmul(&self, mut submission: Submission<MatmulJob>) {
+        let result = self.matmul(submission.job_mut());
+        submission.finish(result);
+    }
+
+    fn submit_clusters(&self, batch: &mut Vec<Submission<ClusterJob>>) {
+        for mut submission in batch.drain(..) {
+            let result = self.cluster(submission.job_mut());
+            submission.finish(result);
+        }
+    }
+}
+
+fn values(m: &Matrix<'_>) -> Result<Vec<f32>, DeviceError> {
+    let mut bytes = vec![0; m.data.len()];
+    m.data.read(0, &mut bytes)?;
+    Ok(codec::decode(m.dtype, &bytes))
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn write(y: &mut [f32], sum: &[f64], accumulate: bool) {
+    for (y, sum) in y.iter_mut().zip(sum) {
+        *y = if accumulate { (f64::from(*y) + sum) as f32 } else { *sum as f32 };
+    }
+}
+
+fn unpack(layout: &BundleLayout, slots: &PinnedSlots, width: usize) -> Neurons {
+    let row = |dtype: DType, at: usize| -> Vec<f32> {
+        let (elements, bytes) = codec::block(dtype);
+        let range: Range<usize> = at..at + width / elements * bytes;
+        (0..slots.len()).flat_map(|n| codec::decode(dtype, &slots.bytes(n)[range.clone()])).collect()
+    };
+    Neurons {
+        gate: row(layout.dtype, layout.gate),
+        up: row(layout.dtype, layout.up),
+        down: row(layout.down_dtype, layout.down),
+    }
+}
