@@ -7,7 +7,7 @@ use neuropil::engine::{Engine, SessionOptions};
 use neuropil::model::tokenizer::{EncodeOptions, Tokenizer};
 use neuropil_cpu::{CpuBackend, CpuOptions};
 
-use crate::args::{EngineFlags, TextFlags};
+use crate::args::{EngineFlags, TextFlags, Unit};
 use crate::error::{CliError, Exit};
 use crate::output;
 use crate::progress::Bar;
@@ -17,17 +17,18 @@ const MAX_TEXT: u64 = 1 << 30;
 
 /// The CPU backend with this many threads, 0 for automatic.
 pub fn cpu(threads: u32) -> Result<CpuBackend, CliError> {
-    let options = CpuOptions { threads: threads as usize, ..CpuOptions::default() };
-    Ok(CpuBackend::new(options)?)
+    let options = CpuOptions { threads: Some(threads as usize), ..CpuOptions::default() };
+    CpuBackend::new(options).map_err(|error| CliError::new(Exit::Device, error))
 }
 
 /// Loads a model.
 pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
-    let backend = cpu(flags.threads)?;
+    let mut builder = Engine::builder(model).exact(flags.exact);
+    if flags.device.contains(&Unit::Cpu) {
+        builder = builder.backend(&cpu(flags.threads)?)?;
+    }
     let bar = Bar::bytes("loading");
-    let engine = Engine::builder(model)
-        .backend(&backend)?
-        .exact(flags.exact)
+    let engine = builder
         .on_progress(|done, total| bar.set(done, total))
         .build()?;
     if let Ok(tokenizer) = engine.tokenizer() {

@@ -1,9 +1,18 @@
-//! How much memory the process takes, as the system counts it.
+//! How much memory the process takes and the machine has, as the system counts it.
 
 /// The largest resident size so far; `None` where the system does not tell.
 pub fn peak_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    field("/proc/self/status", "VmHWM:")
+}
+
+/// The memory of the machine; `None` where the system does not tell.
+pub fn total_bytes() -> Option<u64> {
+    field("/proc/meminfo", "MemTotal:")
+}
+
+fn field(file: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }

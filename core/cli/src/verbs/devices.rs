@@ -1,6 +1,6 @@
 //! `devices`: the units that are there, and what each says it can do.
 
-use neuropil_device::{Backend, DType, Device, OpShape, Stage, Support};
+use neuropil_device::{Backend, DType, Device, DeviceKind, OpShape, Stage, Support};
 use serde_json::{Value, json};
 
 use crate::args::Unit;
@@ -41,7 +41,7 @@ struct Listed {
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let mut units = Vec::new();
-    for Unit::Cpu in &args.device {
+    if args.device.contains(&Unit::Cpu) {
         list(&engine::cpu(0)?, &mut units);
     }
     if args.json {
@@ -61,7 +61,11 @@ fn list(backend: &dyn Backend, units: &mut Vec<Listed>) {
             name: info.name,
             backend: backend.name().to_owned(),
             kind: info.kind.name(),
-            memory_bytes: info.memory_bytes,
+            // The CPU's memory is the machine's.
+            memory_bytes: match (info.memory_bytes, info.kind) {
+                (0, DeviceKind::Cpu) => memory::total_bytes().unwrap_or(0),
+                (bytes, _) => bytes,
+            },
             threads: info.threads,
             supports,
             disabled,
@@ -112,10 +116,9 @@ impl Listed {
 
     fn text(&self) -> String {
         let mut text = format!(
-            "{} ({}, {} threads, {})\n",
-            one_line(&self.name),
+            "{}: {}, {}\n",
             self.backend,
-            self.threads,
+            one_line(&self.name),
             memory::shown(self.memory_bytes)
         );
         for how in ["native", "emulated"] {

@@ -6,6 +6,7 @@
 use neuropil::engine::{Engine, GenerateOptions};
 
 use crate::args::{EngineFlags, ModelFile, SamplingFlags, TextFlags};
+use crate::chat_prompt::{self, Turn};
 use crate::engine;
 use crate::error::CliError;
 use crate::generation::{self, Outcome};
@@ -84,7 +85,9 @@ fn prompt_tokens(args: &Args, engine: &Engine, given: Vec<u8>) -> Result<Vec<u32
             String::from_utf8_lossy(error.as_bytes()).into_owned()
         }
     };
-    crate::chat_prompt::encode(engine, args.system.as_deref(), &text, args.text.parse_special)
+    let mut turns: Vec<Turn> = args.system.iter().map(|text| Turn { role: "system", text: text.clone() }).collect();
+    turns.push(Turn { role: "user", text });
+    chat_prompt::encode(engine, &turns, args.text.parse_special)
 }
 
 fn finish_text(outcome: &Outcome, samples: bool) -> Result<(), CliError> {
