@@ -180,7 +180,14 @@ impl Neurons {
     fn layout(&self) -> BundleLayout {
         let row = self.gate.bytes.len() / self.gate.rows;
         let down = (2 * row).next_multiple_of(64);
-        BundleLayout { dtype: self.gate.dtype, down_dtype: self.down.dtype, gate: 0, up: row, down }
+        BundleLayout {
+            width: self.gate.cols,
+            dtype: self.gate.dtype,
+            down_dtype: self.down.dtype,
+            gate: 0,
+            up: row,
+            down,
+        }
     }
 
     /// One slot per neuron.

@@ -3,6 +3,7 @@
 //! Nothing here uses the engine: these are the yardsticks that it is held against.
 
 pub mod codec;
+pub mod counting_alloc;
 pub mod device_fixture;
 pub mod gguf_writer;
 pub mod mock;

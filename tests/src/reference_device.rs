@@ -75,10 +75,8 @@ impl ReferenceDevice {
                 _ => return Err(self.unsupported("a matrix as a block of neurons")),
             },
             ClusterWeights::Bundles { layout, slots } => {
-                // A job with bundles says its width only by the size of its input.
-                let width = job.x.slice::<f32>().len() / job.tokens;
-                unpacked = unpack(layout, slots, width);
-                (&unpacked, width)
+                unpacked = unpack(layout, slots);
+                (&unpacked, layout.width)
             }
         };
         let count = neurons.gate.len() / width;
@@ -171,7 +169,8 @@ fn write(y: &mut [f32], sum: &[f64], accumulate: bool) {
     }
 }
 
-fn unpack(layout: &BundleLayout, slots: &PinnedSlots, width: usize) -> Neurons {
+fn unpack(layout: &BundleLayout, slots: &PinnedSlots) -> Neurons {
+    let width = layout.width;
     let row = |dtype: DType, at: usize| -> Vec<f32> {
         let (elements, bytes) = codec::block(dtype);
         let range: Range<usize> = at..at + width / elements * bytes;

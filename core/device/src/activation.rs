@@ -43,7 +43,8 @@ impl ActivationKind {
 pub struct Activation {
     /// The function.
     pub kind: ActivationKind,
-    /// FATReLU's cut (ReLU family only): a gate value at or below it counts as zero. 0 for plain ReLU.
+    /// FATReLU's cut (ReLU family only): a gate value at or below it counts as zero, and so does an up value of
+    /// dReLU. 0 for plain ReLU.
     pub threshold: f32,
 }
 

@@ -1,7 +1,7 @@
-//! What can go wrong on a device and could not have been foreseen by the caller.
+//! What can go wrong on a device and must not be a panic.
 //!
-//! Misuse that the caller could have checked (a shape that does not match its buffer) is a panic with a sentence
-//! in debug builds, not a variant here.
+//! A device checks every job against its buffers and weights before it touches them, so a job that does not fit
+//! together is an error too: leases come from safe code, and a device must not read past them.
 
 use crate::DType;
 
@@ -51,6 +51,16 @@ pub enum DeviceError {
     Source {
         /// What went wrong, with the file's name.
         reason: String,
+    },
+    /// The parts of a job do not fit together.
+    #[error("the job does not fit together: {found} {what}, but it needs {needed}")]
+    Mismatch {
+        /// What was counted: `values of x`, `columns of a weight`.
+        what: &'static str,
+        /// How many the job needs.
+        needed: usize,
+        /// How many there are.
+        found: usize,
     },
     /// The device is gone (driver reset, unplugged); every later call fails too.
     #[error("device {device} is lost: {reason}")]

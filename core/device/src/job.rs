@@ -42,6 +42,16 @@ impl RowSource for &[u8] {
     }
 }
 
+impl RowSource for Vec<u8> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.as_slice().read(offset, out)
+    }
+}
+
 /// A matrix as it lies in a model file: `rows` rows of `cols` elements, row after row.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
@@ -235,9 +245,11 @@ pub enum Stage {
     Fused,
 }
 
-/// How the bytes of one neuron are laid out in an arena slot; offsets and lengths in bytes.
+/// How the bytes of one neuron are laid out in an arena slot; offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BundleLayout {
+    /// Elements of each row: the width of the model.
+    pub width: usize,
     /// Type of the gate and up rows.
     pub dtype: DType,
     /// Type of the down row.

@@ -84,7 +84,8 @@ impl<'a> EngineBuilder<'a> {
                 Some(vocabulary) => Ok::<_, EngineError>(Some(Tokenizer::new(vocabulary)?)),
                 None => Ok(None),
             });
-            let vocab = gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |t| t.len());
+            let vocab =
+                gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |t| t.len());
             let loaded = load_model(&gguf, &self.devices, &ops, self.exact, vocab, &mut *self.progress);
             let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (loaded, tokenizer)

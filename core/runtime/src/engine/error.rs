@@ -40,7 +40,9 @@ pub enum EngineError {
     #[error("the prompt has no tokens, and the model adds none of its own; give at least one")]
     EmptyPrompt,
     /// The tokens do not fit the context.
-    #[error("the prompt has {tokens} tokens, but the context holds {context}; shorten it or raise the context")]
+    #[error(
+        "the prompt has {tokens} tokens, but the context holds {context}; shorten it or raise the context"
+    )]
     ContextFull {
         /// Tokens that the session would hold.
         tokens: usize,

@@ -205,12 +205,7 @@ impl Session {
                 cancel: &self.cancel,
                 scored: scored.as_mut().map(|(from, on_logits)| (*from, done, &mut **on_logits)),
             };
-            let step = Step {
-                tokens: chunk,
-                rows: &rows,
-                sequences: &mut sequence,
-                outputs: &outputs,
-            };
+            let step = Step { tokens: chunk, rows: &rows, sequences: &mut sequence, outputs: &outputs };
             self.engine.run(step, &mut self.times)?;
             self.cache.commit(first + chunk.len());
             self.tokens.extend_from_slice(chunk);

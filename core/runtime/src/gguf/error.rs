@@ -24,10 +24,14 @@ pub enum GgufError {
     )]
     NotGguf { file: PathBuf, found: String },
     /// The version field is byte-swapped.
-    #[error("{file}: is a big-endian GGUF file; neuropil reads little-endian files, convert it or download the little-endian one")]
+    #[error(
+        "{file}: is a big-endian GGUF file; neuropil reads little-endian files, convert it or download the little-endian one"
+    )]
     BigEndian { file: PathBuf },
     /// A version other than 2 and 3.
-    #[error("{file}: is GGUF version {version}; neuropil reads versions 2 and 3, convert the model again with a current converter")]
+    #[error(
+        "{file}: is GGUF version {version}; neuropil reads versions 2 and 3, convert the model again with a current converter"
+    )]
     UnsupportedVersion { file: PathBuf, version: u32 },
     /// The file ends inside its header, or a count or length in it is larger than what is left.
     #[error(
@@ -53,25 +57,37 @@ pub enum GgufError {
     #[error("{file}: the key \"{key}\" appears twice; which one holds cannot be known, write the file again")]
     DuplicateKey { file: PathBuf, key: String },
     /// A metadata value of a type that GGUF does not have.
-    #[error("{file}: the key \"{key}\" has the unknown value type {type_id}; the file is damaged or of a newer format")]
+    #[error(
+        "{file}: the key \"{key}\" has the unknown value type {type_id}; the file is damaged or of a newer format"
+    )]
     UnknownValueType { file: PathBuf, key: String, type_id: u32 },
     /// An array of arrays: legal in GGUF, used by no known model, refused here.
-    #[error("{file}: the key \"{key}\" holds an array of arrays, which neuropil does not read; write the file again without it")]
+    #[error(
+        "{file}: the key \"{key}\" holds an array of arrays, which neuropil does not read; write the file again without it"
+    )]
     NestedArray { file: PathBuf, key: String },
     /// A value of the right type that cannot be used.
-    #[error("{file}: the key \"{key}\" is {value}, but {wanted} is needed; correct the key or convert the model again")]
+    #[error(
+        "{file}: the key \"{key}\" is {value}, but {wanted} is needed; correct the key or convert the model again"
+    )]
     BadValue { file: PathBuf, key: String, value: String, wanted: &'static str },
     /// A value of another type than the one that is asked for.
-    #[error("{file}: the key \"{key}\" has the wrong type, {found} instead of {wanted}; convert the model again")]
+    #[error(
+        "{file}: the key \"{key}\" has the wrong type, {found} instead of {wanted}; convert the model again"
+    )]
     WrongType { file: PathBuf, key: String, wanted: &'static str, found: &'static str },
     /// A required key is absent.
     #[error("{file}: the key \"{key}\" is missing; the file is incomplete or not a model of this kind")]
     MissingKey { file: PathBuf, key: String },
     /// The same tensor name twice in one file.
-    #[error("{file}: the tensor \"{tensor}\" appears twice; which one holds cannot be known, write the file again")]
+    #[error(
+        "{file}: the tensor \"{tensor}\" appears twice; which one holds cannot be known, write the file again"
+    )]
     DuplicateTensor { file: PathBuf, tensor: String },
     /// More than four dimensions.
-    #[error("{file}: the tensor \"{tensor}\" has {n_dims} dimensions and the limit is 4; the file is damaged")]
+    #[error(
+        "{file}: the tensor \"{tensor}\" has {n_dims} dimensions and the limit is 4; the file is damaged"
+    )]
     BadRank { file: PathBuf, tensor: String, n_dims: u32 },
     /// A dimension of zero.
     #[error("{file}: the tensor \"{tensor}\" is empty, its dimension {dim} is 0; the file is damaged")]
@@ -83,14 +99,22 @@ pub enum GgufError {
     #[error(
         "{file}: the tensor \"{tensor}\" has type {type_id} ({type_name}), which is not supported; use a file of types {supported}"
     )]
-    UnsupportedType { file: PathBuf, tensor: String, type_id: u32, type_name: &'static str, supported: String },
+    UnsupportedType {
+        file: PathBuf,
+        tensor: String,
+        type_id: u32,
+        type_name: &'static str,
+        supported: String,
+    },
     /// The first dimension is not a whole number of blocks.
     #[error(
         "{file}: the tensor \"{tensor}\" has rows of {cols} elements, which is not a multiple of the {block} of a {type_name} block; quantise the model again with a type that fits"
     )]
     RowNotWhole { file: PathBuf, tensor: String, cols: u64, type_name: &'static str, block: u64 },
     /// An offset that is not a multiple of the alignment.
-    #[error("{file}: the tensor \"{tensor}\" begins at offset {offset}, not a multiple of the alignment {alignment}; the file is damaged")]
+    #[error(
+        "{file}: the tensor \"{tensor}\" begins at offset {offset}, not a multiple of the alignment {alignment}; the file is damaged"
+    )]
     Misaligned { file: PathBuf, tensor: String, offset: u64, alignment: u64 },
     /// A tensor reaches past the end of the file.
     #[error(
@@ -98,31 +122,43 @@ pub enum GgufError {
     )]
     Truncated { file: PathBuf, tensor: String, end: u64, len: u64 },
     /// Two tensors share bytes.
-    #[error("{file}: the tensor \"{tensor}\" begins at byte {offset}, inside \"{other}\", which ends at {other_end}; the file is damaged")]
+    #[error(
+        "{file}: the tensor \"{tensor}\" begins at byte {offset}, inside \"{other}\", which ends at {other_end}; the file is damaged"
+    )]
     Overlap { file: PathBuf, tensor: String, offset: u64, other: String, other_end: u64 },
     /// A required tensor is absent.
-    #[error("{file}: the required tensor \"{tensor}\" is missing; the file is incomplete or its tensors have other names")]
+    #[error(
+        "{file}: the required tensor \"{tensor}\" is missing; the file is incomplete or its tensors have other names"
+    )]
     MissingTensor { file: PathBuf, tensor: String },
     /// A destination of another size than the tensor.
-    #[error("{file}: the tensor \"{tensor}\" has {bytes} bytes and the destination {given}; give a buffer of the tensor's size")]
+    #[error(
+        "{file}: the tensor \"{tensor}\" has {bytes} bytes and the destination {given}; give a buffer of the tensor's size"
+    )]
     BufferSize { file: PathBuf, tensor: String, bytes: u64, given: u64 },
     /// A file of a split set is not there.
     #[error("{file}: is part of a set of {count} and \"{missing}\" is missing; download it into the same folder", missing = missing.display())]
     MissingShard { file: PathBuf, missing: PathBuf, count: u64 },
     /// A shard whose name does not tell the names of the others.
-    #[error("{file}: is part {number} of {count}, so its name must end in \"{wanted}\"; give it its original name back")]
+    #[error(
+        "{file}: is part {number} of {count}, so its name must end in \"{wanted}\"; give it its original name back"
+    )]
     SplitName { file: PathBuf, number: u64, count: u64, wanted: String },
     /// A shard that belongs to another set.
     #[error("{file}: has {key} = {found} where the set of \"{opened}\" needs {wanted}; the files are not of one set, download them again", opened = opened.display())]
     SplitMismatch { file: PathBuf, opened: PathBuf, key: &'static str, found: u64, wanted: u64 },
     /// The tensors of a set do not add up.
-    #[error("{file}: the {shards} files of the set hold {found} tensors and split.tensors.count says {wanted}; download the set again")]
+    #[error(
+        "{file}: the {shards} files of the set hold {found} tensors and split.tensors.count says {wanted}; download the set again"
+    )]
     SplitTensorCount { file: PathBuf, shards: u64, found: u64, wanted: u64 },
     /// The same tensor in two shards.
     #[error("{file}: the tensor \"{tensor}\" is also in \"{other}\"; the files are not of one set, download them again", other = other.display())]
     SplitDuplicateTensor { file: PathBuf, tensor: String, other: PathBuf },
     /// A weight or a block scale that is not a finite number, found by [`verify`](super::verify).
-    #[error("{file}: block {block} of the tensor \"{tensor}\" ({type_name}) has a value that is {value}; the file is damaged, download it again")]
+    #[error(
+        "{file}: block {block} of the tensor \"{tensor}\" ({type_name}) has a value that is {value}; the file is damaged, download it again"
+    )]
     NotFinite { file: PathBuf, tensor: String, type_name: &'static str, block: u64, value: &'static str },
 }
 

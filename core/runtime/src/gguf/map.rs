@@ -6,6 +6,8 @@
 //! by renaming a new one over it, never by writing into it. Weights that compute do not go through the map; they
 //! are read into owned memory.
 
+#![allow(unsafe_code)]
+
 use std::fs::File;
 use std::io;
 

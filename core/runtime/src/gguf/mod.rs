@@ -175,6 +175,10 @@ impl Gguf {
 impl fmt::Debug for Gguf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tensors, keys) = (self.tensors.len(), self.metadata.len());
-        f.debug_struct("Gguf").field("path", &self.path).field("tensors", &tensors).field("keys", &keys).finish()
+        f.debug_struct("Gguf")
+            .field("path", &self.path)
+            .field("tensors", &tensors)
+            .field("keys", &keys)
+            .finish()
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::cursor::Cursor;
 use super::error::{GgufError, shown};
-use super::metadata::Metadata;
+use super::metadata::{Metadata, sorted_by_name, twice};
 use super::tensor::{Dims, TensorInfo, check_extents, tensor_bytes};
 use super::types::{supported_names, tensor_type};
 use super::value::{Array, Strings, Value};
@@ -90,6 +90,10 @@ pub fn parse(bytes: &[u8], file: &Path, types: TypePolicy) -> Result<Header, Ggu
     for tensor in &mut tensors {
         place(tensor, file, data_start, alignment)?;
     }
+    let order = sorted_by_name(&tensors, file, |tensor| &tensor.name)?;
+    if let Some(tensor) = twice(&tensors, &order, |tensor| &tensor.name) {
+        return Err(GgufError::DuplicateTensor { file: file.into(), tensor: shown(&tensor.name) });
+    }
     check_extents(file, &tensors, bytes.len() as u64)?;
     Ok(Header { version, metadata, tensors, alignment, data_start })
 }
@@ -120,7 +124,9 @@ fn alignment(metadata: &Metadata, file: &Path) -> Result<u64, GgufError> {
     let key = "general.alignment";
     match metadata.get(key) {
         None => Ok(DEFAULT_ALIGNMENT),
-        Some(&Value::U32(v)) if v.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&u64::from(v)) => Ok(v.into()),
+        Some(&Value::U32(v)) if v.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&u64::from(v)) => {
+            Ok(v.into())
+        }
         Some(value @ Value::U32(_)) => {
             Err(metadata.bad_value(key, value, "a power of two from 8 to 16777216"))
         }

@@ -65,7 +65,7 @@ pub(super) fn open(path: &Path, types: TypePolicy) -> Result<Set, GgufError> {
     };
     check_tensor_count(&metadata, path, count, tensors.len() as u64)?;
     let order = sorted_by_name(&tensors, path, |tensor| &tensor.name)?;
-    check_names(&tensors, &order, &shards, path)?;
+    check_names(&tensors, &order, &paths, path)?;
     Ok(Set { version, metadata, tensors, order, shards })
 }
 
@@ -138,19 +138,16 @@ fn check_tensor_count(metadata: &Metadata, file: &Path, shards: u64, found: u64)
     }
 }
 
+/// Each file has been checked for itself, so a name that appears twice is in two files.
 fn check_names(
     tensors: &[TensorInfo],
     order: &[u32],
-    shards: &[Shard],
-    file: &Path,
+    paths: &[PathBuf],
+    opened: &Path,
 ) -> Result<(), GgufError> {
     let Some(second) = twice(tensors, order, |tensor| &tensor.name) else { return Ok(()) };
-    let path_of = |tensor: &TensorInfo| shards.get(tensor.shard).map_or(file, |shard| &shard.path).to_path_buf();
     let first = tensors.iter().find(|tensor| tensor.name == second.name).unwrap_or(second);
-    let (file, tensor) = (path_of(second), shown(&second.name));
-    Err(if first.shard == second.shard {
-        GgufError::DuplicateTensor { file, tensor }
-    } else {
-        GgufError::SplitDuplicateTensor { file, tensor, other: path_of(first) }
-    })
+    let path_of = |tensor: &TensorInfo| paths.get(tensor.shard).map_or(opened, |path| path).to_path_buf();
+    let tensor = shown(&second.name);
+    Err(GgufError::SplitDuplicateTensor { file: path_of(second), tensor, other: path_of(first) })
 }

@@ -21,7 +21,7 @@ pub struct Dims {
 }
 
 impl Dims {
-    /// One dimension of one element, to be overwritten by [`Dims::push`].
+    /// One dimension of one element, to be overwritten by [`Dims::set`].
     pub(super) fn scalar() -> Dims {
         Dims { sizes: [1; 4], len: 1 }
     }
@@ -108,10 +108,11 @@ pub(super) fn tensor_bytes(
         return Err(GgufError::ZeroDim { file: file.into(), tensor: shown(name), dim });
     }
     let overflow = || GgufError::SizeOverflow { file: file.into(), tensor: shown(name) };
-    let elements = dims.iter().try_fold(1u64, |product, &size| product.checked_mul(size)).ok_or_else(overflow)?;
+    let elements =
+        dims.iter().try_fold(1u64, |product, &size| product.checked_mul(size)).ok_or_else(overflow)?;
     let Some(kind) = kind else { return Ok(0) };
     let cols = dims.sizes[0];
-    if cols % kind.block_elements != 0 {
+    if !cols.is_multiple_of(kind.block_elements) {
         return Err(GgufError::RowNotWhole {
             file: file.into(),
             tensor: shown(name),

@@ -127,7 +127,8 @@ impl Value {
 
     /// Whether the value has an integer type.
     pub(super) fn is_integer(&self) -> bool {
-        self.unsigned().is_some() || matches!(self, Value::I8(_) | Value::I16(_) | Value::I32(_) | Value::I64(_))
+        self.unsigned().is_some()
+            || matches!(self, Value::I8(_) | Value::I16(_) | Value::I32(_) | Value::I64(_))
     }
 
     /// The text of a string; `None` for another type and for bytes that are not UTF-8.

@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn sixteen_bit_floats_are_classified_as_the_half_crate_does() {
-        let name = |nan, infinite| if nan { Some("NaN") } else { infinite.then_some("infinite") };
+        let name = |nan, infinite: bool| if nan { Some("NaN") } else { infinite.then_some("infinite") };
         for bits in 0..=u16::MAX {
             let (f, b) = (half::f16::from_bits(bits), half::bf16::from_bits(bits));
             assert_eq!(kind_of(bits, 0x7C00), name(f.is_nan(), f.is_infinite()), "{bits:04x}");

@@ -187,12 +187,8 @@ impl KvCache {
         let plane = self.shape.plane();
         let at = 2 * layer * plane;
         match &*self.pages[index] {
-            Page::F16(data) => {
-                KvPage::F16 { k: &data[at..at + plane], v: &data[at + plane..at + 2 * plane] }
-            }
-            Page::F32(data) => {
-                KvPage::F32 { k: &data[at..at + plane], v: &data[at + plane..at + 2 * plane] }
-            }
+            Page::F16(data) => KvPage::F16 { k: &data[at..at + plane], v: &data[at + plane..at + 2 * plane] },
+            Page::F32(data) => KvPage::F32 { k: &data[at..at + plane], v: &data[at + plane..at + 2 * plane] },
         }
     }
 }

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use neuropil_device::{
-    Attention, AttentionRow, ClusterJob, ClusterWeights, Device, HostOps, MatmulJob, PreparedWeight, Product,
-    Rope, Stage, quant,
+    Attention, AttentionRow, ClusterJob, ClusterWeights, HostOps, MatmulJob, PreparedWeight, Product, Rope,
+    Stage, WriteLease, quant,
 };
 
 use crate::engine::EngineError;
@@ -148,8 +148,9 @@ impl Model for Llama {
             self.ops.rope(&rope, &mut scratch.q.write()?.slice_mut()[..q_len]);
             self.ops.rope(&rope, &mut scratch.k.write()?.slice_mut()[..kv_len]);
             self.store(step, index, scratch)?;
+            let q = scratch.q.read()?;
             let attention = Attention {
-                q: &scratch.q.read()?.slice()[..q_len],
+                q: &q.slice()[..q_len],
                 rows: step.rows,
                 kv: &LayerPages { sequences: &*step.sequences, layer: index },
                 heads,
@@ -159,6 +160,7 @@ impl Model for Llama {
                 window: self.spec.window,
             };
             self.ops.attention(&attention, &mut scratch.attn.write()?.slice_mut()[..q_len]);
+            drop(q);
             lap.add_to(&mut scratch.times.attention);
             let job = MatmulJob::new(tokens, scratch.attn.read()?).with(product(
                 &layer.attn_output.weight,
@@ -228,6 +230,6 @@ impl Llama {
     }
 }
 
-fn product(weight: &PreparedWeight, y: neuropil_device::WriteLease, accumulate: bool) -> Product {
+fn product(weight: &PreparedWeight, y: WriteLease, accumulate: bool) -> Product {
     Product { weight: weight.clone(), y, accumulate }
 }

@@ -9,7 +9,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use neuropil_device::{
-    DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, RowSource, Stage, Support, WeightSource, quant,
+    DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, RowSource, Stage, Support, WeightSource,
+    quant,
 };
 
 use crate::gguf::{Gguf, TensorInfo};
@@ -99,12 +100,10 @@ impl<'a> Loader<'a> {
             *slot = Some((self.keep(name, &[cols, rows])?, rows));
         }
         let tensors = tensors.map(|t| t.expect("every slot was filled"));
-        let device = self.choose(matrices[0].0, &tensors.map(|(t, rows)| OpShape::Matmul {
-            dtype: self.dtype(t),
-            rows,
-            cols,
-            tokens: 1,
-        }))?;
+        let device = self.choose(
+            matrices[0].0,
+            &tensors.map(|(t, rows)| OpShape::Matmul { dtype: self.dtype(t), rows, cols, tokens: 1 }),
+        )?;
         let mut weights = Vec::with_capacity(N);
         for (tensor, rows) in tensors {
             let weight = self.with_rows(tensor, |dtype, data| {
@@ -163,10 +162,9 @@ impl<'a> Loader<'a> {
     pub(crate) fn finish(self, architecture: &str) -> Result<(), ModelError> {
         match self.gguf.tensors().iter().find(|t| !self.used.contains(&t.name)) {
             None => Ok(()),
-            Some(t) => Err(ModelError::UnusedTensor {
-                name: t.name.clone(),
-                architecture: architecture.into(),
-            }),
+            Some(t) => {
+                Err(ModelError::UnusedTensor { name: t.name.clone(), architecture: architecture.into() })
+            }
         }
     }
 
@@ -199,7 +197,7 @@ impl<'a> Loader<'a> {
         let mut raw = Vec::new();
         raw.try_reserve_exact(tensor.bytes as usize).map_err(|_| out_of_memory(tensor.bytes))?;
         raw.resize(tensor.bytes as usize, 0);
-        self.gguf.read_at(tensor, 0, &mut raw)?;
+        self.gguf.read_into(tensor, &mut raw)?;
         let mut values = Vec::new();
         values.try_reserve_exact(elements).map_err(|_| out_of_memory(4 * elements as u64))?;
         values.resize(elements, 0.0);
@@ -257,7 +255,7 @@ impl RowSource for FileRows<'_> {
 
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
         self.gguf
-            .read_at(self.tensor, offset as u64, out)
+            .read_part(self.tensor, offset as u64, out)
             .map_err(|error| DeviceError::Source { reason: error.to_string() })
     }
 }

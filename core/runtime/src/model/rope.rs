@@ -210,8 +210,7 @@ mod tests {
     #[test]
     fn yarn_raises_the_magnitude_once() {
         for (factor, want) in [(4.0, 1.138629), (16.0, 1.277259), (40.0, 1.368888)] {
-            let scaling =
-                RopeScaling::Yarn { factor, original_context: 4096.0, attention_factor: 1.0 };
+            let scaling = RopeScaling::Yarn { factor, original_context: 4096.0, attention_factor: 1.0 };
             let table = RopeTable::new(&spec(10_000.0, 64, scaling), None);
             let mut at_zero = Vec::new();
             table.extend(0, &mut at_zero);

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use neuropil_device::{
-    AttentionRow, Buffer, ClusterJob, CompletionQueue, Device, DeviceError, MatmulJob, Submission,
-};
+use neuropil_device::{Buffer, ClusterJob, CompletionQueue, Device, DeviceError, MatmulJob, Submission};
 
 use crate::engine::EngineError;
 
@@ -97,8 +95,6 @@ pub(crate) struct Scratch {
     logit_rows: usize,
     queue: Arc<CompletionQueue>,
     clusters: Vec<Submission<ClusterJob>>,
-    /// The tokens' places, one per row.
-    pub rows: Vec<AttentionRow>,
     /// (cos, sin) of each row and pair.
     pub rope: Vec<[f32; 2]>,
     /// Where the time of the step went.
@@ -128,7 +124,6 @@ impl Scratch {
             logit_rows: 0,
             queue: CompletionQueue::new(),
             clusters: Vec::with_capacity(1),
-            rows: Vec::new(),
             rope: Vec::new(),
             times: StepTimes::default(),
             x: empty.clone(),

@@ -1,0 +1,437 @@
+//! Attention over a paged cache, by the order of [`neuropil_device::ScalarOps`].
+//!
+//! Keys lie with one position per lane and values with one channel per lane, so both products of a page are the same
+//! loop: a few rows of coefficients times a matrix that is read line by line, with the sums in registers. Up to
+//! [`BLOCK`] query rows share each line. They are the heads of a group, which read the same keys, and neighbouring
+//! tokens of a tile. Each sum still takes its terms one by one in the law's order, so nothing here changes a bit, and
+//! the only buffer is one page of scores for a block.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use half::f16;
+use neuropil_device::{Attention, AttentionRow, KV_PAGE, KvPage, math};
+
+use super::lanes::Lanes;
+
+/// Query rows that share a line of keys or values: as many sums as fit the registers.
+const BLOCK: usize = 6;
+
+/// Query rows that share a page while it is in the core's cache.
+const TILE: usize = 8 * BLOCK;
+
+/// An attention handed out in parts, each once, to any thread: one KV head and a few tokens each.
+pub(crate) struct AttentionParts<'a> {
+    job: &'a Attention<'a>,
+    out: NonNull<f32>,
+    /// Tokens in a part.
+    tokens: usize,
+    next: AtomicUsize,
+    parts: usize,
+    lifetime: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the cursor gives each part to one thread, and parts write disjoint places of `out`. The rest is shared
+// references to Sync data.
+unsafe impl Sync for AttentionParts<'_> {}
+
+impl<'a> AttentionParts<'a> {
+    /// Cuts a job into about `parts` parts or more, small enough for a core's cache.
+    ///
+    /// # Panics
+    /// When q or out have not the size of the rows, or the heads are not a multiple of the KV heads.
+    pub(crate) fn new(job: &'a Attention<'a>, out: &'a mut [f32], parts: usize) -> AttentionParts<'a> {
+        let (rows, heads, kv_heads) = (job.rows.len(), job.heads, job.kv_heads);
+        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads share {kv_heads} KV heads");
+        let size = rows.checked_mul(heads).and_then(|n| n.checked_mul(job.head_dim));
+        assert!(
+            size == Some(job.q.len()) && size == Some(out.len()),
+            "q and out are rows x heads x head_dim"
+        );
+        let most = TILE.div_ceil(heads / kv_heads).max(1);
+        let tokens = (rows * kv_heads).div_ceil(parts.max(1)).clamp(1, most);
+        let parts = rows.div_ceil(tokens) * kv_heads;
+        let out = NonNull::from(out).cast();
+        AttentionParts { job, out, tokens, next: AtomicUsize::new(0), parts, lifetime: PhantomData }
+    }
+
+    /// Number of parts.
+    pub(crate) fn len(&self) -> usize {
+        self.parts
+    }
+
+    /// The next part: its tokens and its KV head.
+    fn claim(&self) -> Option<(Range<usize>, usize)> {
+        let part = self.next.fetch_add(1, Ordering::Relaxed);
+        if part >= self.parts {
+            return None;
+        }
+        let first = part / self.job.kv_heads * self.tokens;
+        Some((first..self.job.rows.len().min(first + self.tokens), part % self.job.kv_heads))
+    }
+
+    /// Computes the next part, if one is left. `N` is how many vectors of sums a row of a block takes.
+    ///
+    /// # Safety
+    /// The features of V are enabled.
+    #[inline(always)]
+    pub(super) unsafe fn compute_next<V: Lanes, const N: usize>(&self) {
+        let Some((tokens, kv_head)) = self.claim() else { return };
+        let group = self.job.heads / self.job.kv_heads;
+        let mut first = tokens.start;
+        while first < tokens.end {
+            // Tokens of the same sequence share pages.
+            let rows = &self.job.rows[first..tokens.end];
+            let same = rows.iter().take_while(|row| row.sequence == rows[0].sequence).count();
+            let queries = same * group;
+            for start in (0..queries).step_by(TILE) {
+                let queries = start..queries.min(start + TILE);
+                let part = Queries { all: self, first_row: first, kv_head, group };
+                // SAFETY: the features of V are enabled; the part is this thread's alone.
+                unsafe { part.attend::<V, N>(queries) };
+            }
+            first += same;
+        }
+    }
+}
+
+/// The query rows of one KV head: row `i` is head `i % group` of token `i / group`, counted from `first_row`.
+struct Queries<'a> {
+    all: &'a AttentionParts<'a>,
+    first_row: usize,
+    kv_head: usize,
+    group: usize,
+}
+
+/// The running softmax of a query row.
+#[derive(Clone, Copy)]
+struct Running {
+    max: f32,
+    total: f32,
+}
+
+impl Queries<'_> {
+    fn row(&self, query: usize) -> &AttentionRow {
+        &self.all.job.rows[self.first_row + query / self.group]
+    }
+
+    /// Where the query row lies in q and out.
+    fn offset(&self, query: usize) -> usize {
+        let (row, head) =
+            (self.first_row + query / self.group, self.kv_head * self.group + query % self.group);
+        (row * self.all.job.heads + head) * self.all.job.head_dim
+    }
+
+    fn q(&self, query: usize) -> *const f32 {
+        self.all.job.q[self.offset(query)..][..self.all.job.head_dim].as_ptr()
+    }
+
+    /// # Safety
+    /// The query row belongs to a part that only this thread has claimed.
+    unsafe fn out(&self, query: usize) -> *mut f32 {
+        // SAFETY: out is as long as q, which `AttentionParts::new` checked.
+        unsafe { self.all.out.as_ptr().add(self.offset(query)) }
+    }
+
+    /// # Safety
+    /// The features of V are enabled, and the query rows belong to a part that only this thread has claimed.
+    #[inline(always)]
+    unsafe fn attend<V: Lanes, const N: usize>(&self, queries: Range<usize>) {
+        let job = self.all.job;
+        let mut running = [Running { max: f32::NEG_INFINITY, total: 0.0 }; TILE];
+        let mut pages = usize::MAX..0;
+        for query in queries.clone() {
+            // SAFETY: an output row has head_dim values.
+            unsafe { self.out(query).write_bytes(0, job.head_dim) };
+            let visible = job.visible(self.row(query));
+            pages.start = pages.start.min(visible.start / KV_PAGE);
+            pages.end = pages.end.max(visible.end.div_ceil(KV_PAGE));
+        }
+        let sequence = self.row(queries.start).sequence;
+        let size = job.kv_heads * job.head_dim * KV_PAGE;
+        let at = self.kv_head * job.head_dim * KV_PAGE;
+        for index in pages {
+            let page = job.kv.page(sequence, index);
+            for first in queries.clone().step_by(BLOCK) {
+                let block = first..queries.end.min(first + BLOCK);
+                let running = &mut running[first - queries.start..][..block.len()];
+                // SAFETY: the slices have the whole page, so the KV head's part begins at `at`.
+                unsafe {
+                    match page {
+                        KvPage::F16 { k, v } => {
+                            let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
+                            self.page::<V, f16, N>(index, block, k, v, running);
+                        }
+                        KvPage::F32 { k, v } => {
+                            let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
+                            self.page::<V, f32, N>(index, block, k, v, running);
+                        }
+                    }
+                }
+            }
+        }
+        for (query, running) in queries.zip(&running) {
+            if running.total > 0.0 {
+                // SAFETY: an output row has head_dim values.
+                let out = unsafe { std::slice::from_raw_parts_mut(self.out(query), job.head_dim) };
+                out.iter_mut().for_each(|o| *o /= running.total);
+            }
+        }
+    }
+
+    /// One page for one block of query rows.
+    ///
+    /// # Safety
+    /// As for `attend`; `k` and `v` are good for the keys and values of one KV head.
+    #[inline(always)]
+    unsafe fn page<V: Lanes, E: Element, const N: usize>(
+        &self,
+        index: usize,
+        block: Range<usize>,
+        k: *const E,
+        v: *const E,
+        running: &mut [Running],
+    ) {
+        let job = self.all.job;
+        let first = index * KV_PAGE;
+        let mut scores = [[0.0f32; KV_PAGE]; BLOCK];
+        let mut rows =
+            Rows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] };
+        for query in block.clone() {
+            rows.push(self.q(query), scores[rows.count].as_mut_ptr());
+        }
+        // SAFETY: the keys are head_dim lines of KV_PAGE; q has head_dim values; a row of scores has KV_PAGE.
+        unsafe { product::<V, E, N>(&rows, job.head_dim, k, KV_PAGE, KV_PAGE) };
+
+        // Which places each row sees; the ones that all see are done together.
+        let mut places = [const { 0..0 }; BLOCK];
+        let mut common = 0..KV_PAGE;
+        rows.count = 0;
+        for (i, query) in block.enumerate() {
+            let visible = job.visible(self.row(query));
+            let seen = visible.start.max(first) - first..visible.end.clamp(first, first + KV_PAGE) - first;
+            if seen.is_empty() {
+                continue;
+            }
+            let Some(shrink) = weigh(&mut scores[i], &seen, job.scale, &mut running[i]) else { continue };
+            // SAFETY: an output row has head_dim values and is this thread's alone.
+            let out = unsafe { self.out(query) };
+            // SAFETY: as above; the slice is gone before the next use of the pointer.
+            unsafe { std::slice::from_raw_parts_mut(out, job.head_dim) }
+                .iter_mut()
+                .for_each(|o| *o *= shrink);
+            common = common.start.max(seen.start)..common.end.min(seen.end);
+            places[rows.count] = seen;
+            rows.push(scores[i].as_ptr(), out);
+        }
+        if common.is_empty() {
+            common = KV_PAGE..KV_PAGE;
+        }
+        // Each row takes its places in order: its own before the common ones, those, and its own after.
+        for phase in 0..3 {
+            if phase == 1 {
+                let (rows, v) = (rows.at(0, common.start), v.wrapping_add(common.start * job.head_dim));
+                // SAFETY: the values are KV_PAGE lines of head_dim, the places below KV_PAGE; an output row has
+                // head_dim values.
+                unsafe { product::<V, E, N>(&rows, common.len(), v, job.head_dim, job.head_dim) };
+                continue;
+            }
+            for (i, seen) in places[..rows.count].iter().enumerate() {
+                let (before, after) =
+                    (seen.start..seen.end.min(common.start), seen.start.max(common.end)..seen.end);
+                let own = if phase == 0 { before } else { after };
+                if !own.is_empty() {
+                    let (row, v) = (rows.at(i, own.start), v.wrapping_add(own.start * job.head_dim));
+                    // SAFETY: as above, for one row.
+                    unsafe { product_of::<V, E, 1, N>(&row, own.len(), v, job.head_dim, job.head_dim) };
+                }
+            }
+        }
+    }
+}
+
+/// Turns a page's scores into weights; returns the factor on what was summed before, or none when all that the row
+/// sees here counts nothing.
+#[inline(always)]
+fn weigh(scores: &mut [f32; KV_PAGE], seen: &Range<usize>, scale: f32, running: &mut Running) -> Option<f32> {
+    let (start, count) = (seen.start as u32, seen.len() as u32);
+    let mut lanes = [f32::NEG_INFINITY; math::LANES];
+    for (i, score) in scores.iter_mut().enumerate() {
+        let hidden = (i as u32).wrapping_sub(start) >= count;
+        *score = if hidden { f32::NEG_INFINITY } else { *score * scale };
+    }
+    for chunk in scores.as_chunks::<{ math::LANES }>().0 {
+        lanes.iter_mut().zip(chunk).for_each(|(l, s)| *l = l.max(*s));
+    }
+    let page_max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    if page_max == f32::NEG_INFINITY {
+        return None;
+    }
+    let max = running.max.max(page_max);
+    let shrink = math::exp(running.max - max);
+    scores.iter_mut().for_each(|s| *s = math::exp(*s - max));
+    running.total = running.total.mul_add(shrink, math::sum(scores));
+    running.max = max;
+    Some(shrink)
+}
+
+/// An element of a page.
+trait Element {
+    /// Widens the next `V::LANES` elements.
+    ///
+    /// # Safety
+    /// The features of V are enabled, and the pointer is good for them.
+    unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
+    fn widen(self) -> f32;
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const f16) -> V::F {
+        // SAFETY: as for this function.
+        unsafe { V::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const f32) -> V::F {
+        // SAFETY: as for this function.
+        unsafe { V::load_f32(p.cast()) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+/// Rows of coefficients and the sums that they add to.
+#[derive(Clone, Copy)]
+struct Rows {
+    count: usize,
+    coefficients: [*const f32; BLOCK],
+    sums: [*mut f32; BLOCK],
+}
+
+impl Rows {
+    fn push(&mut self, coefficients: *const f32, sums: *mut f32) {
+        self.coefficients[self.count] = coefficients;
+        self.sums[self.count] = sums;
+        self.count += 1;
+    }
+
+    /// The rows from the `first` on, from coefficient `step` on.
+    #[inline(always)]
+    fn at(&self, first: usize, step: usize) -> Rows {
+        let mut rows = Rows { count: self.count - first, ..*self };
+        for i in first..self.count {
+            rows.coefficients[i - first] = self.coefficients[i].wrapping_add(step);
+            rows.sums[i - first] = self.sums[i];
+        }
+        rows
+    }
+}
+
+/// `sums[r][j] += Σ_s coefficients[r][s] · m[s][j]` for `j < width`, each sum in the order of `s`.
+///
+/// # Safety
+/// The features of V are enabled; each row has `steps` coefficients and `width` sums, which nobody else reads or
+/// writes; `m` is good for `steps` lines of `width`, `stride` apart.
+#[inline(always)]
+unsafe fn product<V: Lanes, E: Element, const N: usize>(
+    rows: &Rows,
+    steps: usize,
+    m: *const E,
+    stride: usize,
+    width: usize,
+) {
+    let mut rows = *rows;
+    while rows.count > 0 {
+        // SAFETY: as for this function; `done` rows are there.
+        let done = unsafe {
+            match rows.count {
+                6.. => product_of::<V, E, 6, N>(&rows, steps, m, stride, width),
+                3.. => product_of::<V, E, 3, N>(&rows, steps, m, stride, width),
+                2 => product_of::<V, E, 2, N>(&rows, steps, m, stride, width),
+                _ => product_of::<V, E, 1, N>(&rows, steps, m, stride, width),
+            }
+        };
+        rows = rows.at(done, 0);
+    }
+}
+
+/// `product` for the first R rows; returns R.
+#[inline(always)]
+unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
+    rows: &Rows,
+    steps: usize,
+    m: *const E,
+    stride: usize,
+    width: usize,
+) -> usize {
+    let mut j = 0;
+    // SAFETY: as for `product`; every vector lies below `width`.
+    unsafe {
+        while j + N * V::LANES <= width {
+            lines::<V, E, R, N>(rows, steps, m.add(j), stride, j);
+            j += N * V::LANES;
+        }
+        while j + V::LANES <= width {
+            lines::<V, E, R, 1>(rows, steps, m.add(j), stride, j);
+            j += V::LANES;
+        }
+        for j in j..width {
+            for r in 0..R {
+                let mut sum = *rows.sums[r].add(j);
+                for s in 0..steps {
+                    sum = (*rows.coefficients[r].add(s)).mul_add(m.add(s * stride + j).read().widen(), sum);
+                }
+                *rows.sums[r].add(j) = sum;
+            }
+        }
+    }
+    R
+}
+
+/// The heart: N vectors of sums for each of R rows.
+#[inline(always)]
+unsafe fn lines<V: Lanes, E: Element, const R: usize, const N: usize>(
+    rows: &Rows,
+    steps: usize,
+    m: *const E,
+    stride: usize,
+    j: usize,
+) {
+    // SAFETY: as for `product`, for the N vectors from `j` on.
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                sums[r][n] = V::load_f32(rows.sums[r].add(j + n * V::LANES).cast());
+            }
+        }
+        for s in 0..steps {
+            let mut line = [V::splat(0.0); N];
+            for (n, line) in line.iter_mut().enumerate() {
+                *line = E::load::<V>(m.add(s * stride + n * V::LANES));
+            }
+            for r in 0..R {
+                let c = V::splat(*rows.coefficients[r].add(s));
+                for n in 0..N {
+                    sums[r][n] = V::fma(c, line[n], sums[r][n]);
+                }
+            }
+        }
+        for r in 0..R {
+            for n in 0..N {
+                V::store(rows.sums[r].add(j + n * V::LANES), sums[r][n]);
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The vector operations that the kernels are written in.
+
+/// A vector instruction set that works on [`Self::LANES`] rows at a time.
+///
+/// # Safety
+/// Every operation may only be called where the features of the instruction set are enabled, and a pointer must be
+/// good for the bytes that the operation names. Pointers need no alignment. Float operations round once, to nearest
+/// even.
+pub(super) trait Lanes {
+    /// Rows in a vector; divides 16.
+    const LANES: usize;
+    /// Whether [`Self::dot`] takes the bias of 128 off codes of 8 bits.
+    const SIGNED_BYTES: bool = false;
+    /// `4 * LANES` bytes: four codes of each row.
+    type W: Copy;
+    /// An i32 per row.
+    type I: Copy;
+    /// An f32 per row.
+    type F: Copy;
+
+    /// Reads `4 * LANES` bytes.
+    unsafe fn load_codes(p: *const u8) -> Self::W;
+    /// The low nibble of each byte.
+    unsafe fn low(w: Self::W) -> Self::W;
+    /// The high nibble of each byte.
+    unsafe fn high(w: Self::W) -> Self::W;
+    /// `w | bit << TO`, with bit `STEP` of each byte of `plane`; TO is 4 or 5.
+    unsafe fn add_bit<const STEP: u32, const TO: u32>(w: Self::W, plane: Self::W) -> Self::W;
+    /// `init + Σ codes · q` per row over N steps of 4 columns. The codes are unsigned and have `BITS` bits; `q` is
+    /// good for `4 * N` bytes and holds i8 above -128.
+    unsafe fn dot<const BITS: u32, const N: usize>(w: &[Self::W; N], q: *const u8, init: Self::I) -> Self::I;
+    /// The same integer for each row.
+    unsafe fn splat_i(x: i32) -> Self::I;
+    /// Integers as floats.
+    unsafe fn to_f(x: Self::I) -> Self::F;
+
+    /// The same float for each row.
+    unsafe fn splat(x: f32) -> Self::F;
+    /// Reads LANES f32.
+    unsafe fn load_f32(p: *const u8) -> Self::F;
+    /// Reads LANES f16.
+    unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// Reads LANES bf16.
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
+    /// Reads LANES u8.
+    unsafe fn load_u8(p: *const u8) -> Self::F;
+    /// Reads LANES i8.
+    unsafe fn load_i8(p: *const u8) -> Self::F;
+    /// Writes LANES f32.
+    unsafe fn store(p: *mut f32, x: Self::F);
+    /// `a + b`.
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b`.
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+
+    /// The largest magnitude of 32 floats as bits, sign bits off.
+    unsafe fn max_magnitude(x: *const f32) -> u32;
+    /// Writes 32 codes `x · id` rounded half to even, which are in -127 to 127; returns the sums of the first and the
+    /// last 16.
+    unsafe fn quantize(x: *const f32, id: f32, q: *mut u8) -> (i32, i32);
+}

@@ -1,0 +1,214 @@
+//! AVX-512: a vector is a whole group of 16 rows, and VNNI multiplies 64 codes in one instruction.
+
+use crate::arch::format::{FloatFormat, Format};
+use crate::arch::lanes::Lanes;
+use crate::arch::{HostOp, Job, Kernels, Rows, tile};
+use std::arch::x86_64::*;
+
+/// Proof that the machine has AVX-512 F, BW, VL and VNNI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512Vnni(());
+
+impl Avx512Vnni {
+    /// The proof, if this machine has the features.
+    pub fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        found.then_some(Avx512Vnni(()))
+    }
+}
+
+impl Kernels for Avx512Vnni {
+    fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
+        // SAFETY: self proves the features; the dispatch chose F by the weight.
+        unsafe { quantized::<F>(job) }
+    }
+    fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
+        // SAFETY: as above.
+        unsafe { floats::<F>(job) }
+    }
+    fn quantize(self, x: Rows, records: &mut [u8]) {
+        // SAFETY: self proves the features; the caller checked the lengths.
+        unsafe { quantize(x, records) }
+    }
+    fn host(self, op: HostOp<'_>) {
+        // SAFETY: self proves the features.
+        unsafe { host(op) }
+    }
+}
+
+/// # Safety
+/// The weight of the job has format F.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { tile::quantized::<Avx512, F>(job) }
+}
+
+/// # Safety
+/// The weight of the job has type F.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { tile::floats::<Avx512, F>(job) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn host(op: HostOp<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { op.run::<Avx512, 4>() }
+}
+
+/// # Safety
+/// x and the records have matching lengths.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn quantize(x: Rows, records: &mut [u8]) {
+    // SAFETY: the features are enabled here.
+    unsafe { tile::quantize::<Avx512>(x, records) }
+}
+
+struct Avx512;
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+// SAFETY of every pointer below: `Lanes` asks its caller for the bytes that the operation reads or writes, and all
+// loads and stores are unaligned ones.
+impl Lanes for Avx512 {
+    const LANES: usize = 16;
+    type W = __m512i;
+    type I = __m512i;
+    type F = __m512;
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_codes(p: *const u8) -> __m512i {
+        // SAFETY: p is good for 64 bytes.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn low(w: __m512i) -> __m512i {
+        _mm512_and_si512(w, _mm512_set1_epi8(15))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn high(w: __m512i) -> __m512i {
+        _mm512_and_si512(_mm512_srli_epi16::<4>(w), _mm512_set1_epi8(15))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn add_bit<const STEP: u32, const TO: u32>(w: __m512i, plane: __m512i) -> __m512i {
+        // Bits that a 16-bit shift moves into the neighbour byte are masked away.
+        let shifted = if STEP < TO {
+            _mm512_sll_epi16(plane, _mm_cvtsi32_si128((TO - STEP) as i32))
+        } else {
+            _mm512_srl_epi16(plane, _mm_cvtsi32_si128((STEP - TO) as i32))
+        };
+        // w | (shifted & mask)
+        _mm512_ternarylogic_epi32::<0xF8>(w, shifted, _mm512_set1_epi8(1 << TO))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    unsafe fn dot<const BITS: u32, const N: usize>(w: &[__m512i; N], q: *const u8, init: __m512i) -> __m512i {
+        let mut sum = init;
+        for (step, w) in w.iter().enumerate() {
+            // SAFETY: q is good for 4 bytes for each step.
+            let q = unsafe { q.add(4 * step).cast::<i32>().read_unaligned() };
+            sum = _mm512_dpbusd_epi32(sum, *w, _mm512_set1_epi32(q));
+        }
+        sum
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn splat_i(x: i32) -> __m512i {
+        _mm512_set1_epi32(x)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn to_f(x: __m512i) -> __m512 {
+        _mm512_cvtepi32_ps(x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn splat(x: f32) -> __m512 {
+        _mm512_set1_ps(x)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_f32(p: *const u8) -> __m512 {
+        // SAFETY: p is good for 64 bytes.
+        unsafe { _mm512_loadu_ps(p.cast()) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_f16(p: *const u8) -> __m512 {
+        // SAFETY: p is good for 32 bytes.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(p.cast()) })
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_bf16(p: *const u8) -> __m512 {
+        // SAFETY: p is good for 32 bytes.
+        let w = unsafe { _mm256_loadu_si256(p.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(w)))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_u8(p: *const u8) -> __m512 {
+        // SAFETY: p is good for 16 bytes.
+        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(p.cast()) }))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_i8(p: *const u8) -> __m512 {
+        // SAFETY: p is good for 16 bytes.
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(p.cast()) }))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        // SAFETY: p is good for 64 bytes.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn max_magnitude(x: *const f32) -> u32 {
+        // SAFETY: x is good for 32 floats.
+        let [a, b] = unsafe { [_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(16).cast())] };
+        let mask = _mm512_set1_epi32(0x7fff_ffff);
+        let max = _mm512_max_epu32(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask));
+        _mm512_reduce_max_epu32(max)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn quantize(x: *const f32, id: f32, q: *mut u8) -> (i32, i32) {
+        let half = |n: usize| {
+            // SAFETY: x is good for 32 floats.
+            let x = unsafe { _mm512_loadu_ps(x.add(16 * n)) };
+            let codes = _mm512_cvt_roundps_epi32::<NEAREST>(_mm512_mul_ps(x, _mm512_set1_ps(id)));
+            // SAFETY: q is good for 32 bytes.
+            unsafe { _mm_storeu_si128(q.add(16 * n).cast(), _mm512_cvtepi32_epi8(codes)) };
+            _mm512_reduce_add_epi32(codes)
+        };
+        (half(0), half(1))
+    }
+}

@@ -1,0 +1,125 @@
+//! The feed-forward of a cluster of neurons, from a prepared block.
+//!
+//! Gate and up are one fork: a chunk computes both for the same neurons and applies the activation while the values
+//! are in its core's cache. The hidden values are then quantised and multiplied with down.
+
+use neuropil_device::{ClusterJob, ClusterWeights, Device, DeviceError, MAX_PRODUCTS, Stage, WriteLease};
+
+use crate::arch::HostOp;
+use crate::crew::Work;
+use crate::device::{CpuDevice, Scratch, Weight, check_len, input_for};
+use crate::kernels::matmul_groups;
+use crate::mem::{ColumnPair, Columns, OutOfMemory};
+use crate::pack::Packed;
+
+impl CpuDevice {
+    pub(crate) fn cluster(&self, job: &mut ClusterJob) -> Result<(), DeviceError> {
+        let ClusterWeights::Block(weight) = &job.weights else {
+            return Err(self.unsupported("neurons in an arena"));
+        };
+        let Weight::Neurons { gate, up, down } = weight.downcast::<Weight>(&self.info().name)? else {
+            return Err(self.unsupported("a matrix as the weight of a neuron cluster"));
+        };
+        let (tokens, neurons, width) = (job.tokens, gate.rows(), gate.cols());
+        let x = job.x.slice::<f32>();
+        let x = &x[..check_len("values of x", tokens, width, x.len())?];
+        // A stage that lacks a buffer has one of no length.
+        let lease = |lease: &Option<WriteLease>| lease.as_ref().map_or(0, |lease| lease.slice::<f32>().len());
+        if job.stage != Stage::Fused {
+            check_len("values of hidden", tokens, neurons, lease(&job.hidden))?;
+        }
+        if job.stage != Stage::Gate {
+            check_len("values of y", tokens, width, lease(&job.y))?;
+        }
+        let hidden = job.hidden.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
+        let y = job.y.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
+        let (stage, activation, accumulate) = (job.stage, job.activation, job.accumulate);
+        let quantized = gate.dtype().is_quantized() || up.dtype().is_quantized();
+        self.with_scratch(|scratch| {
+            if quantized {
+                self.crew.quantize(&mut scratch.input, x, tokens, width)?;
+            }
+            if stage == Stage::Gate {
+                let y = Columns::new(hidden, tokens, neurons, neurons);
+                let input = input_for(gate, x, &scratch.input);
+                self.one(Work { weight: gate, input, y, accumulate: false }, tokens);
+                return Ok(());
+            }
+            let gates = if stage == Stage::Fused { Gates::Compute(gate) } else { Gates::Given(hidden) };
+            self.hidden(scratch, x, tokens, &gates, up, &|gate, up| {
+                self.crew.isa.host(HostOp::Activate { activation, gate, up });
+            })?;
+            let Scratch { gate: hidden, hidden: activations, .. } = scratch;
+            let hidden = &hidden[..tokens * neurons];
+            if down.dtype().is_quantized() {
+                self.crew.quantize(activations, hidden, tokens, neurons)?;
+            }
+            let input = input_for(down, hidden, activations);
+            self.one(
+                Work { weight: down, input, y: Columns::new(y, tokens, width, width), accumulate },
+                tokens,
+            );
+            Ok(())
+        })
+    }
+
+    fn one(&self, work: Work<'_>, tokens: usize) {
+        let mut all = [const { None }; MAX_PRODUCTS];
+        all[0] = Some(work);
+        self.crew.multiply(&all, tokens);
+    }
+
+    /// Computes the hidden values of all neurons into `scratch.gate`, `[tokens, neurons]`.
+    fn hidden(
+        &self,
+        scratch: &mut Scratch,
+        x: &[f32],
+        tokens: usize,
+        gates: &Gates<'_>,
+        up: &Packed,
+        activate: &(dyn Fn(&mut [f32], &[f32]) + Sync),
+    ) -> Result<(), OutOfMemory> {
+        let neurons = up.rows();
+        let (isa, input) = (self.crew.isa, &scratch.input);
+        let gate_values = room(&mut scratch.gate, tokens * neurons)?;
+        let up_values = room(&mut scratch.up, tokens * neurons)?;
+        let columns = ColumnPair::new(
+            Columns::new(gate_values, tokens, neurons, neurons),
+            Columns::new(up_values, tokens, neurons, neurons),
+        );
+        let per_chunk = self.crew.groups_per_chunk(up.groups(), 2 * up.cols(), tokens);
+        self.crew.pool.run(up.groups().div_ceil(per_chunk), &|_| {
+            let Some((mut gate_part, mut up_part)) = columns.claim(per_chunk) else { return };
+            let rows = up_part.rows();
+            match gates {
+                Gates::Compute(gate) => {
+                    matmul_groups(isa, gate, input_for(gate, x, input), gate_part.reborrow(), false);
+                }
+                Gates::Given(hidden) => (0..tokens).for_each(|t| {
+                    let given = &hidden[t * neurons..][rows.clone()];
+                    gate_part.token_mut(t).copy_from_slice(given);
+                }),
+            }
+            matmul_groups(isa, up, input_for(up, x, input), up_part.reborrow(), false);
+            (0..tokens).for_each(|t| activate(gate_part.token_mut(t), up_part.token_mut(t)));
+        });
+        Ok(())
+    }
+}
+
+/// Where the gate values come from.
+enum Gates<'a> {
+    /// This weight and the input.
+    Compute(&'a Packed),
+    /// The stage before.
+    Given(&'a [f32]),
+}
+
+/// The first `len` values of a buffer that grows when it must.
+fn room(buffer: &mut Vec<f32>, len: usize) -> Result<&mut [f32], OutOfMemory> {
+    if buffer.len() < len {
+        buffer.try_reserve_exact(len - buffer.len()).map_err(|_| OutOfMemory(len.saturating_mul(4)))?;
+        buffer.resize(len, 0.0);
+    }
+    Ok(&mut buffer[..len])
+}

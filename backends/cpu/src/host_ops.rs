@@ -1,0 +1,84 @@
+//! The host operations of a layer, on the pool and with vectors, with the bits of the scalar bodies.
+//!
+//! Work is shared over rows only where there are enough: a decode step has one row, and a fork costs as much as its
+//! norm. Attention is shared over KV heads as well.
+
+use neuropil_device::{Attention, HostOps, Rope};
+
+use crate::arch::{AttentionParts, HostOp};
+use crate::crew::Crew;
+use crate::mem::Claims;
+
+/// Values below which an operation that touches each once stays on the caller's thread: some microseconds.
+const FEW_VALUES: usize = 1 << 15;
+
+/// Multiply-adds below which an attention stays on the caller's thread: some microseconds.
+const FEW_PRODUCTS: usize = 1 << 17;
+
+/// Host operations on a pool.
+pub struct CpuOps {
+    crew: Crew,
+}
+
+impl CpuOps {
+    /// Operations that share a pool with a device.
+    pub(crate) fn new(crew: Crew) -> CpuOps {
+        CpuOps { crew }
+    }
+
+    /// Calls `each` with pieces of `out`, whole rows of `width` values, and where they begin.
+    fn by_rows(&self, out: &mut [f32], width: usize, each: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        if out.len() < FEW_VALUES {
+            return each(0, out);
+        }
+        let rows = self.crew.pool.chunk_len(out.len() / width, FEW_VALUES.div_ceil(4 * width));
+        let pieces = out.len().div_ceil(rows * width);
+        let claims = Claims::new(out);
+        self.crew.pool.run(pieces, &|_| {
+            if let Some((at, piece)) = claims.claim(|at| at + rows * width) {
+                each(at, piece);
+            }
+        });
+    }
+}
+
+impl HostOps for CpuOps {
+    fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let width = weight.len();
+        let len = x.len().min(out.len());
+        if width == 0 || len < width {
+            return;
+        }
+        self.by_rows(&mut out[..len / width * width], width, &|at, out| {
+            self.crew.isa.host(HostOp::RmsNorm { x: &x[at..][..out.len()], weight, eps, out });
+        });
+    }
+
+    fn rope(&self, rope: &Rope<'_>, x: &mut [f32]) {
+        let rows = rope.table.len() / rope.pairs.max(1);
+        let width = x.len() / rows.max(1);
+        if rows == 0 || width == 0 {
+            return;
+        }
+        self.by_rows(&mut x[..rows * width], width, &|at, x| {
+            let table = &rope.table[at / width * rope.pairs..][..x.len() / width * rope.pairs];
+            self.crew.isa.host(HostOp::Rope { rope: Rope { table, ..*rope }, x });
+        });
+    }
+
+    fn attention(&self, job: &Attention<'_>, out: &mut [f32]) {
+        let seen: usize = job.rows.iter().map(|row| job.visible(row).len()).sum();
+        let products = seen.saturating_mul(2 * job.heads * job.head_dim);
+        let wanted = if products < FEW_PRODUCTS { 1 } else { 8 * self.crew.pool.threads() };
+        let parts = AttentionParts::new(job, out, wanted);
+        let one = |_| self.crew.isa.host(HostOp::Attention(&parts));
+        if wanted == 1 { (0..parts.len()).for_each(one) } else { self.crew.pool.run(parts.len(), &one) }
+    }
+
+    fn add(&self, x: &mut [f32], y: &[f32]) {
+        let len = x.len().min(y.len());
+        self.by_rows(&mut x[..len], 1, &|at, x| {
+            self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x })
+        });
+    }
+}

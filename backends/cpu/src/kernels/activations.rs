@@ -1,0 +1,218 @@
+//! Quantised activations in the order in which a kernel reads them.
+//!
+//! A kernel multiplies a tile of up to 8 tokens with the same weights. All that it needs for 32 columns of a tile
+//! lies together: one stream to read, one address to keep. The values are those of
+//! [`neuropil_device::quant::quantize_activations`].
+//!
+//! Tokens are cut in tiles of 8, then one each of 4, 2 and 1 as needed. A tile of height h has for each 32
+//! columns: `i8 q[h][32]`, `f32 d[h]`, `f32 d·sum[h]`, `i32 sum[h]`, `i32 low[h]`, where `low` is the sum of the
+//! first 16 codes.
+
+use crate::arch::Isa;
+use crate::mem::{AlignedBytes, Claims, OutOfMemory};
+use neuropil_device::quant::ACT_BLOCK;
+
+/// Tokens in a full tile.
+pub(crate) const TILE: usize = 8;
+/// Bytes of 32 columns of one token.
+pub(crate) const RECORD: usize = ACT_BLOCK + 16;
+
+/// Height of the tile that starts at token `start`.
+pub(crate) fn tile_height(start: usize, tokens: usize) -> usize {
+    match tokens - start {
+        8.. => 8,
+        4.. => 4,
+        2.. => 2,
+        rest => rest,
+    }
+}
+
+/// The quantised activations of some tokens. The memory is kept from use to use.
+#[derive(Debug)]
+pub struct Activations {
+    bytes: AlignedBytes,
+    tokens: usize,
+    cols: usize,
+}
+
+impl Activations {
+    /// No tokens yet.
+    pub fn new() -> Result<Self, OutOfMemory> {
+        Ok(Activations { bytes: AlignedBytes::zeroed(0)?, tokens: 0, cols: 0 })
+    }
+
+    /// Makes room for `tokens` × `cols` activations. Allocates only when there was never room for as many.
+    ///
+    /// # Panics
+    /// When `cols` is no multiple of 32.
+    pub fn reserve(&mut self, tokens: usize, cols: usize) -> Result<(), OutOfMemory> {
+        assert!(cols.is_multiple_of(ACT_BLOCK), "{cols} activations are not blocks of {ACT_BLOCK}");
+        let too_much = OutOfMemory(usize::MAX);
+        let len = (cols / ACT_BLOCK * RECORD).checked_mul(tokens).ok_or(too_much)?;
+        if len > self.bytes.as_ref().len() {
+            self.bytes = AlignedBytes::zeroed(len)?;
+        }
+        (self.tokens, self.cols) = (tokens, cols);
+        Ok(())
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Activations per token.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Quantises `x[tokens, cols]` on the calling thread.
+    ///
+    /// # Panics
+    /// When `x` has another length.
+    pub fn quantize(&mut self, isa: Isa, x: &[f32]) {
+        let parts = self.parts(x);
+        while parts.quantize_next(isa, usize::MAX) {}
+    }
+
+    /// Prepares to quantise `x[tokens, cols]` on several threads.
+    ///
+    /// # Panics
+    /// When `x` has another length.
+    pub fn parts<'a>(&'a mut self, x: &'a [f32]) -> ActivationParts<'a> {
+        assert_eq!(Some(x.len()), self.tokens.checked_mul(self.cols), "x is tokens x cols");
+        let (tokens, cols) = (self.tokens, self.cols);
+        let len = tokens * (cols / ACT_BLOCK) * RECORD;
+        ActivationParts { x, tokens, cols, claims: Claims::new(&mut self.bytes.as_mut()[..len]) }
+    }
+
+    /// The records of the tile that starts at token `start`, for all columns.
+    pub(crate) fn tile(&self, start: usize) -> &[u8] {
+        let token = self.cols / ACT_BLOCK * RECORD;
+        &self.bytes.as_ref()[start * token..][..tile_height(start, self.tokens) * token]
+    }
+}
+
+/// Activations that are being quantised; threads share it and each takes parts until none is left.
+#[derive(Debug)]
+pub struct ActivationParts<'a> {
+    x: &'a [f32],
+    tokens: usize,
+    cols: usize,
+    claims: Claims<'a, u8>,
+}
+
+impl ActivationParts<'_> {
+    /// Quantises the next part: up to `blocks` blocks of 32 columns (at least one) of one tile. False when nothing
+    /// was left.
+    pub fn quantize_next(&self, isa: Isa, blocks: usize) -> bool {
+        let token_bytes = self.cols / ACT_BLOCK * RECORD;
+        // Where a piece starts says which tile and column it is: (token, height, block).
+        let place = |at: usize| {
+            let token = at / token_bytes;
+            let start = if token < self.tokens / TILE * TILE {
+                token / TILE * TILE
+            } else {
+                // Behind the full tiles come one each of 4, 2 and 1.
+                let mut start = self.tokens / TILE * TILE;
+                while token >= start + tile_height(start, self.tokens) {
+                    start += tile_height(start, self.tokens);
+                }
+                start
+            };
+            let height = tile_height(start, self.tokens);
+            (start, height, (at - start * token_bytes) / (height * RECORD))
+        };
+        let piece = self.claims.claim(|at| {
+            let (start, height, block) = place(at);
+            let last = block.saturating_add(blocks.max(1)).min(self.cols / ACT_BLOCK);
+            start * token_bytes + last * height * RECORD
+        });
+        let Some((at, records)) = piece else { return false };
+        let (start, height, block) = place(at);
+        let x = &self.x[start * self.cols + block * ACT_BLOCK..];
+        isa.quantize(x, self.cols, height, records);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neuropil_device::quant::quantize_activations;
+
+    /// The value of one field of a record.
+    fn field<const N: usize>(tile: &[u8], height: usize, block: usize, offset: usize, t: usize) -> [u8; N] {
+        let at = block * height * RECORD + height * offset + t * N;
+        tile[at..][..N].try_into().unwrap()
+    }
+
+    fn check(acts: &Activations, x: &[f32]) {
+        let (tokens, cols) = (acts.tokens(), acts.cols());
+        let blocks = cols / ACT_BLOCK;
+        let mut start = 0;
+        while start < tokens {
+            let height = tile_height(start, tokens);
+            for t in 0..height {
+                let (mut q, mut d, mut sum) = (vec![0; cols], vec![0.0; blocks], vec![0; blocks]);
+                quantize_activations(&x[(start + t) * cols..][..cols], &mut q, &mut d, &mut sum);
+                for b in 0..blocks {
+                    let tile = acts.tile(start);
+                    let codes: [u8; 32] = field(tile, height, b, 0, t);
+                    let want: &[i8] = &q[b * 32..][..32];
+                    assert_eq!(bytemuck::cast_slice::<u8, i8>(&codes), want);
+                    let float = |offset| f32::from_le_bytes(field(tile, height, b, offset, t));
+                    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(same(float(32), d[b]));
+                    assert!(same(float(36), d[b] * sum[b] as f32));
+                    assert_eq!(i32::from_le_bytes(field(tile, height, b, 40, t)), sum[b]);
+                    let low: i32 = want[..16].iter().map(|q| i32::from(*q)).sum();
+                    assert_eq!(i32::from_le_bytes(field(tile, height, b, 44, t)), low);
+                }
+            }
+            start += height;
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_quantises_like_the_reference() {
+        let mut acts = Activations::new().unwrap();
+        for isa in Isa::all_available() {
+            for tokens in [1, 2, 3, 7, 8, 9, 21] {
+                let cols = 96;
+                let mut x: Vec<f32> =
+                    (0..tokens * cols).map(|i| ((i * 7919 % 1009) as f32 - 504.0) * 0.01).collect();
+                x[..32].fill(0.0);
+                x[5] = -0.0;
+                x[40] = 127.0;
+                x[41] = 0.5;
+                x[42] = -1.5;
+                if tokens > 1 {
+                    x[cols + 3] = f32::NAN;
+                    x[cols + 33] = f32::INFINITY;
+                    x[cols + 64..cols + 96].fill(-3e-37);
+                    x[cols + 64] = 1e-45;
+                }
+                acts.reserve(tokens, cols).unwrap();
+                acts.quantize(isa, &x);
+                check(&acts, &x);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_share_the_work() {
+        let (tokens, cols) = (13, 320);
+        let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.1).sin()).collect();
+        let mut acts = Activations::new().unwrap();
+        acts.reserve(tokens, cols).unwrap();
+        let parts = acts.parts(&x);
+        std::thread::scope(|s| {
+            for blocks in 1..4 {
+                let parts = &parts;
+                s.spawn(move || while parts.quantize_next(Isa::detect(), blocks) {});
+            }
+        });
+        check(&acts, &x);
+    }
+}

@@ -1,0 +1,342 @@
+//! The memory that kernels work on: aligned bytes to read, and outputs that several threads write.
+//!
+//! A pool's threads share one output and must not overlap. Instead of asking every caller for a proof, the
+//! types here hand out each part once: a cursor that only grows is the proof. A thread that is late takes
+//! fewer parts, so a stolen core costs little.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::pack::GROUP_ROWS;
+
+/// The request of this many bytes could not be met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} more bytes of memory are not to be had")]
+pub struct OutOfMemory(pub usize);
+
+const ALIGN: usize = 64;
+/// Buffers from this size on begin on a huge page.
+const HUGE_FROM: usize = 8 << 20;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Owned bytes that start on a cache line, and on a huge page when they are many.
+#[derive(Debug)]
+pub struct AlignedBytes {
+    base: NonNull<u8>,
+    layout: Layout,
+    offset: usize,
+    len: usize,
+}
+
+// SAFETY: the bytes are owned and are only reached through references to self.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: as above.
+unsafe impl Sync for AlignedBytes {}
+
+impl AlignedBytes {
+    /// `len` zero bytes. Large buffers take no memory until they are written.
+    pub fn zeroed(len: usize) -> Result<Self, OutOfMemory> {
+        let align = if len >= HUGE_FROM { HUGE_PAGE } else { ALIGN };
+        // An allocator can give zero pages without writing them only for small alignments, hence the slack.
+        let layout = len
+            .checked_add(align)
+            .and_then(|size| Layout::from_size_align(size, 16).ok())
+            .ok_or(OutOfMemory(len))?;
+        // SAFETY: the size is not 0, because the alignment is added.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory(len))?;
+        let offset = base.as_ptr().addr().next_multiple_of(align) - base.as_ptr().addr();
+        let mut bytes = AlignedBytes { base, layout, offset, len };
+        if align == HUGE_PAGE {
+            bytes.ask_for_huge_pages();
+        }
+        Ok(bytes)
+    }
+
+    /// Makes this buffer `len` bytes long: in place when it is large enough and not wastefully large, else anew.
+    /// The contents are unspecified.
+    pub fn resized(mut self, len: usize) -> Result<Self, OutOfMemory> {
+        let capacity = self.layout.size() - self.offset;
+        if len <= capacity && capacity / 2 <= len + 4096 {
+            self.len = len;
+            return Ok(self);
+        }
+        drop(self);
+        Self::zeroed(len)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ask_for_huge_pages(&mut self) {
+        let whole = self.len / HUGE_PAGE * HUGE_PAGE;
+        // SAFETY: the range is page-aligned and inside this allocation; the advice changes no contents. A refusal
+        // only costs speed.
+        let _ = unsafe {
+            rustix::mm::madvise(self.as_mut_ptr().cast(), whole, rustix::mm::Advice::LinuxHugepage)
+        };
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn ask_for_huge_pages(&mut self) {}
+
+    #[cfg(target_os = "linux")]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_mut().as_mut_ptr()
+    }
+}
+
+impl AsRef<[u8]> for AlignedBytes {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: offset + len is within the allocation, which was zeroed when it was made.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.offset), self.len) }
+    }
+}
+
+impl AsMut<[u8]> for AlignedBytes {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: offset + len is within the allocation, which was zeroed when it was made.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.offset), self.len) }
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `zeroed`.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// A cursor over `0..len` that hands out each position once.
+#[derive(Debug)]
+struct Cursor {
+    next: AtomicUsize,
+    len: usize,
+}
+
+impl Cursor {
+    fn new(len: usize) -> Self {
+        Cursor { next: AtomicUsize::new(0), len }
+    }
+
+    /// The next range; `end` chooses its end from its start and is clamped to at least one position.
+    fn claim(&self, end: impl Fn(usize) -> usize) -> Option<Range<usize>> {
+        let mut start = self.next.load(Ordering::Relaxed);
+        while start < self.len {
+            let stop = end(start).clamp(start + 1, self.len);
+            match self.next.compare_exchange_weak(start, stop, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(start..stop),
+                Err(now) => start = now,
+            }
+        }
+        None
+    }
+}
+
+/// A slice handed out in consecutive pieces, each once, to any thread.
+#[derive(Debug)]
+pub struct Claims<'a, T> {
+    start: NonNull<T>,
+    cursor: Cursor,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the pieces are disjoint, so this is as good as sending a piece to each thread.
+unsafe impl<T: Send> Sync for Claims<'_, T> {}
+// SAFETY: it stands for the exclusive borrow it was made from.
+unsafe impl<T: Send> Send for Claims<'_, T> {}
+
+impl<'a, T> Claims<'a, T> {
+    /// Begins to hand out `slice`.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        let cursor = Cursor::new(slice.len());
+        Claims { start: NonNull::from(slice).cast(), cursor, slice: PhantomData }
+    }
+
+    /// The next piece with the index of its first element; `end` chooses the index where it ends from the index
+    /// where it starts (clamped to at least one element). `None` when all is handed out.
+    pub fn claim(&self, end: impl Fn(usize) -> usize) -> Option<(usize, &'a mut [T])> {
+        let range = self.cursor.claim(end)?;
+        // SAFETY: the range is inside the slice, which is borrowed exclusively for 'a, and the cursor gives no
+        // position twice.
+        let piece =
+            unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) };
+        Some((range.start, piece))
+    }
+}
+
+/// An output `y[tokens, rows]` handed out in ranges of row groups, each once, to any thread.
+#[derive(Debug)]
+pub struct Columns<'a> {
+    y: NonNull<f32>,
+    tokens: usize,
+    rows: usize,
+    stride: usize,
+    groups: Cursor,
+    slice: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the ranges are disjoint, so this is as good as sending a part to each thread.
+unsafe impl Sync for Columns<'_> {}
+// SAFETY: it stands for the exclusive borrow it was made from.
+unsafe impl Send for Columns<'_> {}
+
+impl<'a> Columns<'a> {
+    /// The output of `tokens` × `rows` values in `y`; token `t` begins at `t * stride`.
+    ///
+    /// # Panics
+    /// When `y` is too short or the rows of two tokens would overlap.
+    pub fn new(y: &'a mut [f32], tokens: usize, rows: usize, stride: usize) -> Self {
+        assert!(rows <= stride || tokens <= 1, "{rows} rows overlap at stride {stride}");
+        let need = match tokens.checked_sub(1) {
+            Some(last) => last.checked_mul(stride).and_then(|at| at.checked_add(rows)),
+            None => Some(0),
+        };
+        assert!(need.is_some_and(|need| need <= y.len()), "{} values hold no {tokens} x {rows}", y.len());
+        let groups = Cursor::new(rows.div_ceil(GROUP_ROWS));
+        Columns { y: NonNull::from(y).cast(), tokens, rows, stride, groups, slice: PhantomData }
+    }
+
+    /// The next `groups` groups of 16 rows (at least one); `None` when all are handed out.
+    pub fn claim(&self, groups: usize) -> Option<ColumnRange<'a>> {
+        Some(self.range(self.groups.claim(|start| start.saturating_add(groups))?))
+    }
+
+    /// Access to row groups that a cursor has handed out.
+    fn range(&self, groups: Range<usize>) -> ColumnRange<'a> {
+        let rows = groups.start * GROUP_ROWS..self.rows.min(groups.end * GROUP_ROWS);
+        ColumnRange { y: self.y, tokens: self.tokens, stride: self.stride, rows, groups, slice: PhantomData }
+    }
+}
+
+/// Two outputs of the same shape, handed out together: the same row groups of both.
+#[derive(Debug)]
+pub(crate) struct ColumnPair<'a>(Columns<'a>, Columns<'a>);
+
+impl<'a> ColumnPair<'a> {
+    /// Pairs two outputs of which nothing has been claimed.
+    ///
+    /// # Panics
+    /// When their shapes differ or one has been claimed from.
+    pub fn new(mut a: Columns<'a>, mut b: Columns<'a>) -> Self {
+        assert!((a.tokens, a.rows) == (b.tokens, b.rows), "a pair has one shape");
+        assert!(*a.groups.next.get_mut() == 0 && *b.groups.next.get_mut() == 0, "a pair is whole");
+        ColumnPair(a, b)
+    }
+
+    /// As [`Columns::claim`], for both.
+    pub fn claim(&self, groups: usize) -> Option<(ColumnRange<'a>, ColumnRange<'a>)> {
+        let range = self.0.groups.claim(|start| start.saturating_add(groups))?;
+        Some((self.0.range(range.clone()), self.1.range(range)))
+    }
+}
+
+/// Exclusive access to some row groups of an output, for every token.
+#[derive(Debug)]
+pub struct ColumnRange<'a> {
+    y: NonNull<f32>,
+    tokens: usize,
+    stride: usize,
+    rows: Range<usize>,
+    groups: Range<usize>,
+    slice: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it stands for an exclusive borrow of its part of the output.
+unsafe impl Send for ColumnRange<'_> {}
+
+impl ColumnRange<'_> {
+    /// Tokens of the output.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The rows that may be written.
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// The same as groups of 16 rows; the last may be shorter.
+    pub fn groups(&self) -> Range<usize> {
+        self.groups.clone()
+    }
+
+    /// The same access for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> ColumnRange<'_> {
+        ColumnRange { rows: self.rows.clone(), groups: self.groups.clone(), ..*self }
+    }
+
+    /// The rows of one token.
+    pub(crate) fn token_mut(&mut self, token: usize) -> &mut [f32] {
+        let at = self.at(token, self.rows.start);
+        // SAFETY: the rows of a token are consecutive, and this range has them exclusively.
+        unsafe { std::slice::from_raw_parts_mut(at, self.rows.len()) }
+    }
+
+    /// Distance between tokens.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Where row `row` of token `token` lies. The rows of this range from `row` on follow it.
+    pub(crate) fn at(&mut self, token: usize, row: usize) -> *mut f32 {
+        assert!(token < self.tokens && self.rows.contains(&row));
+        // SAFETY: checked above, and `Columns::new` saw that all tokens and rows are inside the slice.
+        unsafe { self.y.as_ptr().add(token * self.stride + row) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_aligned_zero_and_recycled() {
+        for len in [0, 1, 63, 4096, 9 << 20] {
+            let mut bytes = AlignedBytes::zeroed(len).unwrap();
+            assert_eq!(bytes.as_ref().len(), len);
+            assert!(bytes.as_ref().as_ptr().addr().is_multiple_of(64));
+            assert!(bytes.as_ref().iter().all(|b| *b == 0));
+            bytes.as_mut().fill(7);
+            let at = bytes.as_ref().as_ptr();
+            let bytes = bytes.resized(len - len / 4).unwrap();
+            assert_eq!((bytes.as_ref().as_ptr(), bytes.as_ref().len()), (at, len - len / 4));
+            assert_eq!(bytes.resized(len * 5 + 3000).unwrap().as_ref().len(), len * 5 + 3000);
+        }
+        assert_eq!(AlignedBytes::zeroed(usize::MAX).unwrap_err(), OutOfMemory(usize::MAX));
+        assert_eq!(AlignedBytes::zeroed(isize::MAX as usize - 8).unwrap_err().0, isize::MAX as usize - 8);
+    }
+
+    #[test]
+    fn every_element_is_claimed_once_by_some_thread() {
+        let mut counts = vec![0u8; 1000];
+        let claims = Claims::new(&mut counts);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    while let Some((at, piece)) = claims.claim(|start| start + start % 7) {
+                        assert!(at < 1000 && !piece.is_empty());
+                        piece.iter_mut().for_each(|c| *c += 1);
+                    }
+                });
+            }
+        });
+        assert!(counts.iter().all(|c| *c == 1));
+    }
+
+    #[test]
+    fn column_ranges_cover_the_rows() {
+        let mut y = [0.0; 2 * 40];
+        let columns = Columns::new(&mut y, 2, 35, 40);
+        let rows: Vec<_> = std::iter::from_fn(|| columns.claim(2)).map(|c| (c.rows(), c.groups())).collect();
+        assert_eq!(rows, [(0..32, 0..2), (32..35, 2..3)]);
+        assert!(Columns::new(&mut [], 0, 5, 5).claim(1).is_some());
+        assert!(Columns::new(&mut [], 5, 0, 0).claim(1).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "hold no")]
+    fn a_short_output_is_refused() {
+        Columns::new(&mut [0.0; 9], 2, 5, 5);
+    }
+}

@@ -1,0 +1,329 @@
+//! The CPU device gives the bits of the reference, whatever the instruction set and the number of threads, and
+//! refuses jobs that do not fit together.
+
+use std::sync::Arc;
+
+use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
+use neuropil_device::quant::{quantize_row, reference};
+use neuropil_device::{
+    Activation, ActivationKind, Arena, Backend, Buffer, BundleLayout, ClusterJob, ClusterWeights,
+    CompletionQueue, DType, Device, DeviceError, MatmulJob, Matrix, OpShape, PreparedWeight, Product, Stage,
+    Submission, Support, WeightSource,
+};
+
+fn device(threads: usize, isa: Isa) -> Arc<dyn Device> {
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).unwrap().open(0).unwrap()
+}
+
+fn devices() -> Vec<Arc<dyn Device>> {
+    let all = |isa| [1, 2, 7].map(|threads| device(threads, isa));
+    Isa::all_available().into_iter().flat_map(all).collect()
+}
+
+fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 - 0.5
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// A matrix that owns its bytes.
+struct Weights {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: Vec<u8>,
+}
+
+impl Weights {
+    fn new(seed: u32, dtype: DType, rows: usize, cols: usize) -> Weights {
+        let values = numbers(seed, rows * cols);
+        let mut bytes = vec![0; dtype.matrix_bytes(rows, cols).unwrap()];
+        let row_bytes = dtype.row_bytes(cols).unwrap();
+        for (x, row) in values.chunks_exact(cols).zip(bytes.chunks_exact_mut(row_bytes)) {
+            quantize_row(dtype, x, row);
+        }
+        Weights { dtype, rows, cols, bytes }
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        Matrix { dtype: self.dtype, rows: self.rows, cols: self.cols, data: &self.bytes }
+    }
+
+    fn reference(&self, x: &[f32], y: &mut [f32], accumulate: bool) {
+        let tokens = x.len() / self.cols;
+        reference::matmul(self.dtype, &self.bytes, self.rows, self.cols, tokens, x, y, accumulate);
+    }
+}
+
+fn buffer(device: &dyn Device, values: &[f32]) -> Buffer {
+    let buffer = device.alloc(values.len() * 4).unwrap();
+    buffer.write().unwrap().slice_mut::<f32>().copy_from_slice(values);
+    buffer
+}
+
+fn bits(buffer: &Buffer) -> Vec<u32> {
+    buffer.read().unwrap().slice::<f32>().iter().map(|v| v.to_bits()).collect()
+}
+
+fn to_bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn run_matmul(device: &dyn Device, job: MatmulJob) -> Result<(), DeviceError> {
+    let queue = CompletionQueue::new();
+    device.submit_matmul(Submission::new(job, queue.completion(1)));
+    let (token, result) = queue.try_next().expect("the CPU completes before it returns");
+    assert_eq!((token, queue.try_next()), (1, None));
+    result
+}
+
+fn run_cluster(device: &dyn Device, job: ClusterJob) -> Result<(), DeviceError> {
+    let queue = CompletionQueue::new();
+    let mut batch = vec![Submission::new(job, queue.completion(2))];
+    device.submit_clusters(&mut batch);
+    assert!(batch.is_empty());
+    queue.try_next().expect("the CPU completes before it returns").1
+}
+
+#[test]
+fn products_of_one_input_have_the_bits_of_the_reference() {
+    let shapes = [
+        [(DType::Q4_1, 192), (DType::Q4_1, 64), (DType::Q8_0, 64)],
+        [(DType::F16, 100), (DType::Q6_K, 5), (DType::F32, 17)],
+        [(DType::Q4_K, 48), (DType::Q5_K, 33), (DType::BF16, 16)],
+    ];
+    for (number, shape) in shapes.into_iter().enumerate() {
+        for tokens in [1, 3, 40] {
+            let cols = 768;
+            let weights: Vec<Weights> = shape
+                .iter()
+                .enumerate()
+                .map(|(i, (dtype, rows))| Weights::new((number * 3 + i) as u32 + 1, *dtype, *rows, cols))
+                .collect();
+            let x = numbers(99, tokens * cols);
+            let before: Vec<Vec<f32>> = weights.iter().map(|w| numbers(7, tokens * w.rows)).collect();
+            let want: Vec<Vec<f32>> = weights
+                .iter()
+                .zip(&before)
+                .enumerate()
+                .map(|(i, (w, before))| {
+                    let mut y = before.clone();
+                    w.reference(&x, &mut y, i == 1);
+                    y
+                })
+                .collect();
+            for device in devices() {
+                let x = buffer(&*device, &x);
+                let ys: Vec<Buffer> = before.iter().map(|y| buffer(&*device, y)).collect();
+                let mut job = MatmulJob::new(tokens, x.read().unwrap());
+                for (i, (w, y)) in weights.iter().zip(&ys).enumerate() {
+                    let weight = device.prepare(WeightSource::Matrix(w.matrix()), None).unwrap();
+                    job = job.with(Product { weight, y: y.write().unwrap(), accumulate: i == 1 });
+                }
+                run_matmul(&*device, job).unwrap();
+                for (y, want) in ys.iter().zip(&want) {
+                    assert_eq!(bits(y), to_bits(want), "{} tokens {tokens}", device.info().name);
+                }
+            }
+        }
+    }
+}
+
+/// A feed-forward layer with its weights.
+struct Ffn {
+    gate: Weights,
+    up: Weights,
+    down: Weights,
+    activation: Activation,
+}
+
+impl Ffn {
+    fn new(dtype: DType, down: DType, neurons: usize, width: usize, activation: Activation) -> Ffn {
+        Ffn {
+            gate: Weights::new(1, dtype, neurons, width),
+            up: Weights::new(2, dtype, neurons, width),
+            down: Weights::new(3, down, width, neurons),
+            activation,
+        }
+    }
+
+    /// Gate values and output, by the reference.
+    fn reference(&self, x: &[f32], y: &mut [f32], accumulate: bool) -> Vec<f32> {
+        let tokens = x.len() / self.gate.cols;
+        let mut gate = vec![0.0; tokens * self.gate.rows];
+        let mut up = gate.clone();
+        self.gate.reference(x, &mut gate, false);
+        self.up.reference(x, &mut up, false);
+        let hidden: Vec<f32> = gate.iter().zip(&up).map(|(g, u)| self.activation.apply(*g, *u)).collect();
+        self.down.reference(&hidden, y, accumulate);
+        gate
+    }
+
+    fn source(&self) -> WeightSource<'_> {
+        WeightSource::Neurons { gate: self.gate.matrix(), up: self.up.matrix(), down: self.down.matrix() }
+    }
+
+    fn job(&self, weight: &PreparedWeight, tokens: usize, x: &Buffer) -> ClusterJob {
+        ClusterJob {
+            stage: Stage::Fused,
+            tokens,
+            activation: self.activation,
+            weights: ClusterWeights::Block(weight.clone()),
+            x: x.read().unwrap(),
+            hidden: None,
+            y: None,
+            accumulate: false,
+        }
+    }
+}
+
+#[test]
+fn a_block_of_neurons_has_the_bits_of_the_reference_in_one_stage_and_in_two() {
+    let fat = Activation { kind: ActivationKind::Relu, threshold: 0.3 };
+    let layers = [
+        Ffn::new(DType::Q4_1, DType::Q4_1, 320, 192, Activation::new(ActivationKind::Silu)),
+        Ffn::new(DType::Q4_K, DType::Q6_K, 512, 256, Activation::new(ActivationKind::Drelu)),
+        Ffn::new(DType::F32, DType::Q8_0, 96, 37, fat),
+        Ffn::new(DType::F16, DType::F16, 75, 50, Activation::new(ActivationKind::Gelu)),
+    ];
+    for ffn in layers {
+        for (tokens, accumulate) in [(1, false), (2, true), (21, false)] {
+            let (neurons, width) = (ffn.gate.rows, ffn.gate.cols);
+            let (x, before) = (numbers(5, tokens * width), numbers(6, tokens * width));
+            let mut want = before.clone();
+            let gate = ffn.reference(&x, &mut want, accumulate);
+            for device in devices() {
+                let name = &device.info().name;
+                let weight = device.prepare(ffn.source(), None).unwrap();
+                let (x, y) = (buffer(&*device, &x), buffer(&*device, &before));
+                let job = ffn.job(&weight, tokens, &x);
+                let fused = ClusterJob { y: Some(y.write().unwrap()), accumulate, ..job };
+                run_cluster(&*device, fused).unwrap();
+                assert_eq!(bits(&y), to_bits(&want), "{name} fused, {tokens} tokens");
+
+                let (hidden, y) = (device.alloc(tokens * neurons * 4).unwrap(), buffer(&*device, &before));
+                let job = ffn.job(&weight, tokens, &x);
+                let first = ClusterJob { stage: Stage::Gate, hidden: Some(hidden.write().unwrap()), ..job };
+                run_cluster(&*device, first).unwrap();
+                assert_eq!(bits(&hidden), to_bits(&gate), "{name} gate, {tokens} tokens");
+                let job = ffn.job(&weight, tokens, &x);
+                let (lease, y_lease) = (hidden.write().unwrap(), y.write().unwrap());
+                let job = ClusterJob { hidden: Some(lease), y: Some(y_lease), accumulate, ..job };
+                run_cluster(&*device, ClusterJob { stage: Stage::UpDown, ..job }).unwrap();
+                assert_eq!(bits(&y), to_bits(&want), "{name} up and down, {tokens} tokens");
+                assert_eq!(bits(&hidden), to_bits(&gate), "{name} leaves the gate values");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_recycled_weight_is_the_new_one() {
+    let device = device(2, Isa::detect());
+    let (old, new) = (Weights::new(1, DType::Q8_0, 320, 256), Weights::new(2, DType::Q4_0, 100, 64));
+    let recycled = device.prepare(WeightSource::Matrix(old.matrix()), None).unwrap();
+    let weight = device.prepare(WeightSource::Matrix(new.matrix()), Some(recycled)).unwrap();
+    let x = numbers(3, 64);
+    let mut want = vec![0.0; 100];
+    new.reference(&x, &mut want, false);
+    let (x, y) = (buffer(&*device, &x), device.alloc(400).unwrap());
+    let job = MatmulJob::new(1, x.read().unwrap());
+    run_matmul(&*device, job.with(Product { weight, y: y.write().unwrap(), accumulate: false })).unwrap();
+    assert_eq!(bits(&y), to_bits(&want));
+}
+
+#[test]
+fn callers_at_once_get_the_same_results() {
+    let device = device(2, Isa::detect());
+    let ffn = Ffn::new(DType::Q4_1, DType::Q4_1, 320, 192, Activation::new(ActivationKind::Silu));
+    let weight = device.prepare(ffn.source(), None).unwrap();
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let (device, ffn, weight) = (&device, &ffn, &weight);
+            scope.spawn(move || {
+                let x = numbers(seed + 10, 3 * 192);
+                let mut want = vec![0.0; x.len()];
+                ffn.reference(&x, &mut want, false);
+                let (x, y) = (buffer(&**device, &x), device.alloc(x.len() * 4).unwrap());
+                for _ in 0..20 {
+                    let job = ffn.job(weight, 3, &x);
+                    run_cluster(&**device, ClusterJob { y: Some(y.write().unwrap()), ..job }).unwrap();
+                    assert_eq!(bits(&y), to_bits(&want));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn jobs_that_do_not_fit_together_are_errors() {
+    let device = device(2, Isa::detect());
+    let w = Weights::new(1, DType::Q8_0, 32, 64);
+    let other = Weights::new(1, DType::Q8_0, 32, 96);
+    let prepare = |w: &Weights| device.prepare(WeightSource::Matrix(w.matrix()), None).unwrap();
+    let matmul = |tokens, x: usize, y: usize, weights: &[PreparedWeight]| {
+        let x = device.alloc(x * 4).unwrap();
+        let mut job = MatmulJob::new(tokens, x.read().unwrap());
+        for weight in weights {
+            let y = device.alloc(y * 4).unwrap().write().unwrap();
+            job = job.with(Product { weight: weight.clone(), y, accumulate: false });
+        }
+        run_matmul(&*device, job)
+    };
+    let mismatch = |what, needed, found| Err(DeviceError::Mismatch { what, needed, found });
+    assert_eq!(matmul(2, 128, 64, &[prepare(&w)]), Ok(()));
+    assert_eq!(matmul(2, 127, 64, &[prepare(&w)]), mismatch("values of x", 128, 127));
+    assert_eq!(matmul(2, 128, 63, &[prepare(&w)]), mismatch("values of y", 64, 63));
+    assert_eq!(matmul(usize::MAX, 128, 64, &[prepare(&w)]), mismatch("values of y", usize::MAX, 64));
+    let two = [prepare(&w), prepare(&other)];
+    assert_eq!(matmul(1, 128, 64, &two), mismatch("columns of a weight", 64, 96));
+    assert_eq!(matmul(0, 0, 0, &two[..1]), Ok(()));
+    assert_eq!(matmul(1, 0, 0, &[]), Ok(()));
+
+    let ffn = Ffn::new(DType::F32, DType::F32, 8, 4, Activation::new(ActivationKind::Silu));
+    let block = device.prepare(ffn.source(), None).unwrap();
+    assert!(matches!(matmul(1, 4, 8, &[block.clone()]), Err(DeviceError::Unsupported { .. })));
+    let x = device.alloc(16).unwrap();
+    assert_eq!(run_cluster(&*device, ffn.job(&block, 1, &x)), mismatch("values of y", 4, 0));
+    let gate = ClusterJob { stage: Stage::Gate, ..ffn.job(&block, 1, &x) };
+    assert_eq!(run_cluster(&*device, gate), mismatch("values of hidden", 8, 0));
+    let matrix = ClusterJob { weights: ClusterWeights::Block(prepare(&w)), ..ffn.job(&block, 1, &x) };
+    assert!(matches!(run_cluster(&*device, matrix), Err(DeviceError::Unsupported { .. })));
+    let foreign = PreparedWeight::new(block.shape(), 0, Arc::new(5u8));
+    let foreign = ClusterJob { weights: ClusterWeights::Block(foreign), ..ffn.job(&block, 1, &x) };
+    assert!(matches!(run_cluster(&*device, foreign), Err(DeviceError::ForeignHandle { .. })));
+    let layout = BundleLayout { width: 4, dtype: DType::F32, down_dtype: DType::F32, gate: 0, up: 16, down: 32 };
+    let slots = Arena::new(1, 48).unwrap().pin(vec![0]).unwrap();
+    let bundles = ClusterWeights::Bundles { layout, slots };
+    let bundles = ClusterJob { weights: bundles, ..ffn.job(&block, 1, &x) };
+    assert!(matches!(run_cluster(&*device, bundles), Err(DeviceError::Unsupported { .. })));
+    let short = Matrix { rows: 33, ..w.matrix() };
+    assert!(matches!(device.prepare(WeightSource::Matrix(short), None), Err(DeviceError::Shape { .. })));
+}
+
+#[test]
+fn it_says_what_it_supports() {
+    let device = device(1, Isa::detect());
+    for dtype in DType::ALL {
+        let matmul = |cols| OpShape::Matmul { dtype, rows: 10, cols, tokens: 1 };
+        assert_ne!(device.supports(&matmul(4544)), Support::Emulated);
+        assert_eq!(matches!(device.supports(&matmul(4544)), Support::No(_)), dtype.block_elements() == 256);
+        let cluster = |bundles| OpShape::Cluster {
+            stage: Stage::Fused,
+            dtype,
+            down_dtype: dtype,
+            neurons: 512,
+            width: 256,
+            tokens: 1,
+            bundles,
+        };
+        assert_eq!(device.supports(&cluster(false)), Support::Native);
+        assert!(matches!(device.supports(&cluster(true)), Support::No(_)));
+    }
+    assert!(matches!(device.supports(&OpShape::Block), Support::No(_)));
+}

@@ -1,0 +1,197 @@
+//! The CPU's host operations give the bits of the scalar bodies, for every instruction set and number of threads.
+
+use std::sync::Arc;
+
+use half::f16;
+use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
+use neuropil_device::{Attention, AttentionRow, Backend, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps};
+use proptest::prelude::*;
+
+/// Every instruction set, on one thread and on three.
+fn all_ops() -> Vec<(String, Arc<dyn HostOps>)> {
+    let each = |isa: Isa, threads| {
+        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).unwrap();
+        (format!("{} with {threads} threads", isa.name()), backend.host_ops().unwrap())
+    };
+    Isa::all_available().into_iter().flat_map(|isa| [1, 3].map(|threads| each(isa, threads))).collect()
+}
+
+/// Numbers of both signs and several magnitudes, the same for the same seed.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..count).map(|_| (next() - 0.5) * [0.1, 1.0, 6.0][(next() * 3.0) as usize]).collect()
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+}
+
+/// Pages of several sequences.
+struct Cache {
+    half: bool,
+    pages: Vec<Vec<[Vec<f32>; 2]>>,
+    halves: Vec<Vec<[Vec<f16>; 2]>>,
+}
+
+impl Cache {
+    fn new(seed: u64, half: bool, sequences: usize, pages: usize, page_len: usize) -> Cache {
+        let values = |n: usize| numbers(seed ^ n as u64, page_len);
+        let page = |s: usize, p: usize| [values(1000 * s + 2 * p + 1), values(1000 * s + 2 * p + 2)];
+        let pages: Vec<Vec<[Vec<f32>; 2]>> =
+            (0..sequences).map(|s| (0..pages).map(|p| page(s, p)).collect()).collect();
+        let narrow = |x: &Vec<f32>| x.iter().map(|v| f16::from_f32(*v)).collect::<Vec<_>>();
+        let halves = pages.iter().map(|s| s.iter().map(|[k, v]| [narrow(k), narrow(v)]).collect()).collect();
+        Cache { half, pages, halves }
+    }
+}
+
+impl KvPages for Cache {
+    fn page(&self, sequence: usize, index: usize) -> KvPage<'_> {
+        let ([k, v], [k16, v16]) = (&self.pages[sequence][index], &self.halves[sequence][index]);
+        if self.half { KvPage::F16 { k: k16, v: v16 } } else { KvPage::F32 { k, v } }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Shape {
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    half: bool,
+    rows: Vec<AttentionRow>,
+    seed: u64,
+}
+
+const SEQUENCES: usize = 3;
+const PAGES: usize = 4;
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let dims = prop::sample::select(vec![64usize, 80, 128, 96, 16, 7]);
+    // Runs of tokens of one sequence, as a prefill or a batch of decodes has them.
+    let run = (0..SEQUENCES, 0..PAGES * KV_PAGE, 1usize..70);
+    let window = prop::option::of(prop::sample::select(vec![0usize, 1, 5, 63, 64, 100]));
+    let rows = prop::collection::vec(run, 1..4);
+    (1usize..4, 1usize..9, dims, window, any::<bool>(), rows, any::<u64>()).prop_map(
+        |(kv_heads, group, head_dim, window, half, runs, seed)| {
+            let tokens = |(sequence, first, count): (usize, usize, usize)| {
+                let positions = first..(first + count).min(PAGES * KV_PAGE);
+                positions.map(move |position| AttentionRow { sequence, position })
+            };
+            let rows = runs.into_iter().flat_map(tokens).collect();
+            Shape { kv_heads, group, head_dim, window, half, rows, seed }
+        },
+    )
+}
+
+fn check_attention(shape: &Shape, ops: &[(String, Arc<dyn HostOps>)], spoil: Option<f32>) {
+    let Shape { kv_heads, group, head_dim, window, half, ref rows, seed } = *shape;
+    let heads = kv_heads * group;
+    let mut cache = Cache::new(seed, half, SEQUENCES, PAGES, kv_heads * KV_PAGE * head_dim);
+    let mut q = numbers(!seed, rows.len() * heads * head_dim);
+    if let Some(spoil) = spoil {
+        let at = q.len() / 2;
+        q[at] = spoil;
+        cache.pages[0][0][0][3] = spoil;
+        cache.pages[1][1][1][2] = spoil;
+        cache.halves[0][0][1][5] = f16::from_f32(spoil);
+    }
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let job = Attention { q: &q, rows, kv: &cache, heads, kv_heads, head_dim, scale, window };
+    let mut want = vec![f32::NAN; q.len()];
+    ScalarOps.attention(&job, &mut want);
+    for (name, ops) in ops {
+        let mut out = vec![f32::NAN; q.len()];
+        ops.attention(&job, &mut out);
+        assert!(bits(&out) == bits(&want), "{name}: {shape:?}");
+    }
+}
+
+#[test]
+fn attention_has_the_bits_of_the_scalar_body() {
+    let ops = all_ops();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let test = |shape: Shape| {
+        check_attention(&shape, &ops, None);
+        Ok(())
+    };
+    runner.run(&shape(), test).unwrap();
+}
+
+#[test]
+fn attention_keeps_what_is_not_finite() {
+    let ops = all_ops();
+    for spoil in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38] {
+        for half in [false, true] {
+            let rows =
+                (0..2).flat_map(|sequence| (50..90).map(move |position| AttentionRow { sequence, position }));
+            let rows = rows.collect();
+            let shape = Shape { kv_heads: 2, group: 3, head_dim: 64, window: Some(70), half, rows, seed: 5 };
+            check_attention(&shape, &ops, Some(spoil));
+        }
+    }
+}
+
+#[test]
+fn a_single_token_and_none() {
+    let ops = all_ops();
+    for rows in [vec![], vec![AttentionRow { sequence: 2, position: 200 }]] {
+        let shape = Shape { kv_heads: 3, group: 3, head_dim: 64, window: None, half: true, rows, seed: 1 };
+        check_attention(&shape, &ops, None);
+    }
+}
+
+#[test]
+fn norm_has_the_bits_of_the_scalar_body() {
+    for (name, ops) in all_ops() {
+        for (rows, width) in [(1, 576), (3, 1), (5, 67), (0, 64), (150, 576), (7, 8192)] {
+            let (x, weight) = (numbers(3, rows * width), numbers(4, width));
+            let (mut out, mut want) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+            ops.rms_norm(&x, &weight, 1e-5, &mut out);
+            ScalarOps.rms_norm(&x, &weight, 1e-5, &mut want);
+            assert_eq!(bits(&out), bits(&want), "{name}: {rows} x {width}");
+        }
+    }
+}
+
+#[test]
+fn rotation_has_the_bits_of_the_scalar_body() {
+    for (name, ops) in all_ops() {
+        for (rows, heads, head_dim, pairs) in [(1, 9, 64, 32), (200, 9, 64, 32), (3, 2, 80, 16), (0, 1, 8, 4)]
+        {
+            for adjacent in [false, true] {
+                let angles = numbers(7, rows * pairs);
+                let table: Vec<[f32; 2]> = angles.iter().map(|a| [a.cos(), a.sin()]).collect();
+                let rope = Rope { table: &table, pairs, head_dim, adjacent };
+                let mut x = numbers(8, rows * heads * head_dim);
+                let mut want = x.clone();
+                ops.rope(&rope, &mut x);
+                ScalarOps.rope(&rope, &mut want);
+                assert_eq!(bits(&x), bits(&want), "{name}: {rows} rows, adjacent {adjacent}");
+            }
+        }
+    }
+}
+
+#[test]
+fn addition_has_the_bits_of_the_scalar_body() {
+    for (name, ops) in all_ops() {
+        for len in [0, 1, 576, 100_003] {
+            let (mut x, y) = (numbers(1, len), numbers(2, len));
+            let mut want = x.clone();
+            ops.add(&mut x, &y);
+            ScalarOps.add(&mut want, &y);
+            assert_eq!(bits(&x), bits(&want), "{name}: {len}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Speed of the matmul kernels on one thread, per weight type.
+//!
+//! `cargo bench -p neuropil-benches --bench kernels [-- TYPE ISA]` prints, for a weight of over 100 MB, the bytes
+//! read per second with 1 token (the bound is memory), and for one that stays in the cache the operations per second
+//! with 8, 64 and 256 tokens. Figures are medians.
+
+use neuropil_cpu::kernels::{Activations, Input, matmul_groups};
+use neuropil_cpu::pack::{Packed, pack};
+use neuropil_cpu::{Columns, Isa};
+use neuropil_device::DType;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Median seconds of a call; at least 5 calls and about a quarter of a second.
+fn median(mut f: impl FnMut()) -> f64 {
+    f();
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while times.len() < 5 || start.elapsed() < Duration::from_millis(250) {
+        let t = Instant::now();
+        f();
+        times.push(t.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Plain weights with finite scales: codes as they come, scales about 1.
+fn weight(dtype: DType, rows: usize, cols: usize) -> (Packed, usize, f64) {
+    let mut bytes = vec![0u8; dtype.matrix_bytes(rows, cols).expect("a valid shape")];
+    for (i, b) in bytes.iter_mut().enumerate() {
+        *b = (i % 61) as u8;
+    }
+    let start = Instant::now();
+    let packed = pack(dtype, rows, cols, &bytes, None).expect("memory for a bench");
+    (packed, bytes.len(), start.elapsed().as_secs_f64())
+}
+
+fn seconds(isa: Isa, w: &Packed, tokens: usize) -> f64 {
+    let (rows, cols) = (w.rows(), w.cols());
+    let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.1).sin()).collect();
+    let mut acts = Activations::new().expect("memory for a bench");
+    let mut y = vec![0.0; tokens * rows];
+    if w.dtype().is_quantized() {
+        acts.reserve(tokens, cols).expect("memory for a bench");
+        acts.quantize(isa, &x);
+    }
+    median(|| {
+        let input = if w.dtype().is_quantized() { Input::Quantized(&acts) } else { Input::Floats(&x) };
+        let columns = Columns::new(&mut y, tokens, rows, rows);
+        while let Some(range) = columns.claim(8) {
+            matmul_groups(isa, w, input, range, false);
+        }
+        black_box(&mut y);
+    })
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let chosen = |name: &str| wanted.iter().any(|w| w == name);
+    let any_of = |names: &[&str]| names.iter().any(|n| chosen(n));
+    let isas: Vec<Isa> = Isa::all_available();
+    let isa_names: Vec<&str> = isas.iter().map(|i| i.name()).collect();
+    let type_names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+    println!("isa            type   pack GB/s | 1 token GB/s | GOP/s at 8      64     256 tokens");
+    for isa in isas {
+        if if any_of(&isa_names) { !chosen(isa.name()) } else { isa != Isa::detect() } {
+            continue;
+        }
+        for dtype in DType::ALL {
+            if any_of(&type_names) && !chosen(dtype.name()) {
+                continue;
+            }
+            let cols = 4096;
+            let rows = (128 << 20) / dtype.row_bytes(cols).expect("a valid width") / 16 * 16;
+            let (large, file_bytes, pack_seconds) = weight(dtype, rows, cols);
+            let stream = large.bytes().len() as f64 / seconds(isa, &large, 1);
+            drop(large);
+            let (small, ..) = weight(dtype, 512, cols);
+            let gops = [8, 64, 256]
+                .map(|tokens| 2.0 * (512 * cols * tokens) as f64 / seconds(isa, &small, tokens) * 1e-9);
+            println!(
+                "{:<14} {:<5} {:>9.2}   | {:>9.1}    | {:>9.0} {:>9.0} {:>9.0}",
+                isa.name(),
+                dtype.name(),
+                file_bytes as f64 / pack_seconds * 1e-9,
+                stream * 1e-9,
+                gops[0],
+                gops[1],
+                gops[2],
+            );
+        }
+    }
+}
