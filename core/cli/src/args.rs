@@ -129,7 +129,7 @@ pub struct TextFlags {
     pub no_special: bool,
 }
 
-/// How tokens are chosen. All filters and penalties are off unless asked for.
+/// How tokens are chosen, with the defaults of the library.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingFlags {
@@ -142,21 +142,21 @@ pub struct SamplingFlags {
     #[arg(long, value_name = "F", default_value_t = 0.8, allow_negative_numbers = true, value_parser = not_negative)]
     pub temp: f32,
     /// Keep the N most likely tokens; 0 is off
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 40, allow_negative_numbers = true)]
     pub top_k: u32,
     /// Keep the most likely tokens that together have this probability; 0 keeps one token, 1 is off
-    #[arg(long, value_name = "F", default_value_t = 1.0, allow_negative_numbers = true, value_parser = share)]
+    #[arg(long, value_name = "F", default_value_t = 0.95, allow_negative_numbers = true, value_parser = share)]
     pub top_p: f32,
     /// Keep tokens that are at least this likely in relation to the most likely one; 0 is off
-    #[arg(long, value_name = "F", default_value_t = 0.0, allow_negative_numbers = true, value_parser = share)]
+    #[arg(long, value_name = "F", default_value_t = 0.05, allow_negative_numbers = true, value_parser = share)]
     pub min_p: f32,
     /// Make tokens that occurred less likely by this factor; 1 is off
     #[arg(long, value_name = "F", default_value_t = 1.0, allow_negative_numbers = true, value_parser = positive)]
     pub repeat_penalty: f32,
     /// How many tokens back the three penalties look, the prompt included; -1 is the whole context, 0 is off
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true,
-        value_parser = clap::value_parser!(i64).range(-1..))]
-    pub repeat_last_n: i64,
+        value_parser = clap::value_parser!(i32).range(-1..))]
+    pub repeat_last_n: i32,
     /// Subtracted from the logit of each token that occurred
     #[arg(long, value_name = "F", default_value_t = 0.0, allow_negative_numbers = true, value_parser = finite)]
     pub presence_penalty: f32,
@@ -228,7 +228,8 @@ fn share(text: &str) -> Result<f32, String> {
 
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let (id, bias) = text.split_once('=').ok_or("it must be a token id, =, and a number, as in 42=-1.5")?;
-    let id = id.trim().parse().map_err(|_| format!("\"{id}\" is no token id, which are whole numbers from 0"))?;
+    let id =
+        id.trim().parse().map_err(|_| format!("\"{id}\" is no token id, which are whole numbers from 0"))?;
     let bias = number(bias)?;
     if bias.is_nan() {
         return Err("the bias must be a number".into());
@@ -255,14 +256,20 @@ mod tests {
     fn every_verb_has_an_example() {
         for verb in Cli::command().get_subcommands() {
             let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains(&format!("neuropil {} ", verb.get_name())) || help.contains("neuropil devices"));
+            assert!(
+                help.contains(&format!("neuropil {} ", verb.get_name())) || help.contains("neuropil devices")
+            );
         }
     }
 
     #[test]
     fn biases_are_an_id_and_a_number() {
         assert_eq!(bias("7=-1.5"), Ok((7, -1.5)));
-        assert!(["7", "=1", "-1=2", "a=1", "1=b", "1=nan", "9223372036854775808=1"].iter().all(|t| bias(t).is_err()));
+        assert!(
+            ["7", "=1", "-1=2", "a=1", "1=b", "1=nan", "9223372036854775808=1"]
+                .iter()
+                .all(|t| bias(t).is_err())
+        );
     }
 
     #[test]
@@ -272,14 +279,28 @@ mod tests {
             Cli::try_parse_from(line).is_err()
         };
         for flags in [
-            ["-t", "4097"], ["-t", "100000"], ["--ctx", "0"], ["-n", "-2"], ["--temp", "-1"], ["--temp", "nan"],
-            ["--top-p", "1.5"], ["--min-p", "-0.1"], ["--repeat-penalty", "0"], ["--repeat-last-n", "-2"],
-            ["--kv", "q8_0"], ["--device", "wgpu"], ["--stop", ""], ["--samples", "0"], ["--memory", "1GiB"],
+            ["-t", "4097"],
+            ["-t", "100000"],
+            ["--ctx", "0"],
+            ["-n", "-2"],
+            ["--temp", "-1"],
+            ["--temp", "nan"],
+            ["--top-p", "1.5"],
+            ["--min-p", "-0.1"],
+            ["--repeat-penalty", "0"],
+            ["--repeat-last-n", "-2"],
+            ["--kv", "q8_0"],
+            ["--device", "wgpu"],
+            ["--stop", ""],
+            ["--samples", "0"],
+            ["--memory", "1GiB"],
             ["--top-k", "-1"],
         ] {
             assert!(refused(&flags), "{flags:?}");
         }
-        for flags in [["-n", "-1"], ["-t", "0"], ["--logit-bias", "3=-100"], ["--repeat-last-n", "-1"], ["-p", "-x"]] {
+        for flags in
+            [["-n", "-1"], ["-t", "0"], ["--logit-bias", "3=-100"], ["--repeat-last-n", "-1"], ["-p", "-x"]]
+        {
             assert!(!refused(&flags), "{flags:?}");
         }
     }

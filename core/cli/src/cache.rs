@@ -14,7 +14,9 @@ pub fn directory(given: Option<&Path>) -> Result<PathBuf, CliError> {
         let directory = directory.display();
         CliError::new(
             Exit::File,
-            format!("the cache directory {directory} cannot be made ({error}); give another with --cache-dir"),
+            format!(
+                "the cache directory {directory} cannot be made ({error}); give another with --cache-dir"
+            ),
         )
     })?;
     Ok(directory)
@@ -27,6 +29,9 @@ fn user_directory() -> Result<PathBuf, CliError> {
         .or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")));
     match base {
         Some(base) => Ok(base.join("neuropil")),
-        None => Err(CliError::new(Exit::File, "this user has no home directory; name a cache directory with --cache-dir")),
+        None => Err(CliError::new(
+            Exit::File,
+            "this user has no home directory; name a cache directory with --cache-dir",
+        )),
     }
 }

@@ -1,20 +1,12 @@
 //! A conversation as tokens, by the model's own template.
 
-use neuropil::engine::Engine;
+use neuropil::engine::{Engine, EngineError};
+use neuropil::model::chat::Message;
 
-use crate::error::{CliError, Exit};
+use crate::error::CliError;
 
-/// One message.
-#[derive(Clone, Debug)]
-pub struct Turn {
-    /// `system`, `user` or `assistant`.
-    pub role: &'static str,
-    /// What was said.
-    pub text: String,
-}
-
-/// stub
-pub fn encode(engine: &Engine, turns: &[Turn], parse_special: bool) -> Result<Vec<u32>, CliError> {
-    let _ = (turns, parse_special, Exit::Prompt, engine);
-    Ok(Vec::new())
+/// The tokens of a conversation, up to where the next answer begins.
+pub fn encode(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>, CliError> {
+    let text = engine.chat_template()?.render(messages, true).map_err(EngineError::from)?;
+    Ok(engine.tokenizer()?.encode_chat(&text).map_err(EngineError::from)?)
 }

@@ -28,9 +28,7 @@ pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
         builder = builder.backend(&cpu(flags.threads)?)?;
     }
     let bar = Bar::bytes("loading");
-    let engine = builder
-        .on_progress(|done, total| bar.set(done, total))
-        .build()?;
+    let engine = builder.on_progress(|done, total| bar.set(done, total)).build()?;
     if let Ok(tokenizer) = engine.tokenizer() {
         tokenizer.notes().iter().for_each(output::note);
     }
@@ -60,18 +58,22 @@ pub fn read_stdin(what: &str) -> Result<Vec<u8>, CliError> {
 /// All of a text file, byte for byte.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, CliError> {
     let shown = path.display();
-    let file = std::fs::File::open(path)
-        .map_err(|error| CliError::new(Exit::File, format!("{shown}: cannot be read ({error}); check the path")))?;
+    let file = std::fs::File::open(path).map_err(|error| {
+        CliError::new(Exit::File, format!("{shown}: cannot be read ({error}); check the path"))
+    })?;
     read_all(file, &shown.to_string())
 }
 
 fn read_all(from: impl Read, name: &str) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
-    from.take(MAX_TEXT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| CliError::new(Exit::File, format!("{name}: cannot be read ({error}); check that it is a text")))?;
+    from.take(MAX_TEXT + 1).read_to_end(&mut bytes).map_err(|error| {
+        CliError::new(Exit::File, format!("{name}: cannot be read ({error}); check that it is a text"))
+    })?;
     if bytes.len() as u64 > MAX_TEXT {
-        return Err(CliError::new(Exit::Prompt, format!("{name}: is longer than 1 GiB; give a shorter text")));
+        return Err(CliError::new(
+            Exit::Prompt,
+            format!("{name}: is longer than 1 GiB; give a shorter text"),
+        ));
     }
     Ok(bytes)
 }

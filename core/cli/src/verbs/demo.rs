@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use neuropil::engine::Engine;
+use neuropil::model::chat::Message;
 
-use crate::args::{EngineFlags, SamplingFlags};
-use crate::chat_prompt::{self, Turn};
+use crate::args::{EngineFlags, SamplingFlags, TextFlags};
+use crate::chat_prompt;
 use crate::error::{CliError, one_line};
 use crate::generation::{self, Outcome, ms};
 use crate::signal::Interrupts;
@@ -23,7 +24,13 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// The question
-    #[arg(short, long, value_name = "TEXT", default_value = "What is the capital of France?", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        default_value = "Why is the sky blue?",
+        allow_hyphen_values = true
+    )]
     prompt: String,
     /// Where the default model is kept; default: neuropil in the user's cache directory
     #[arg(long, value_name = "DIR")]
@@ -42,8 +49,14 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         None => fetch::default_model(&cache::directory(args.cache_dir.as_deref())?, interrupts)?,
     };
     let engine = engine::open(&path, &args.engine)?;
-    let turns = [Turn { role: "user", text: args.prompt.clone() }];
-    let prompt = chat_prompt::encode(&engine, &turns, false)?;
+    let prompt = match chat_prompt::encode(&engine, &[Message::new("user", &args.prompt)]) {
+        Err(error) if engine.chat_template().is_err() => {
+            output::note(format!("{}; the question is given as plain text", error.message));
+            let flags = TextFlags { parse_special: false, no_special: false };
+            engine::encode(engine.tokenizer()?, args.prompt.as_bytes(), flags)?
+        }
+        prompt => prompt?,
+    };
     let session = engine.session(engine::session_options(&args.engine))?;
     let options = [generation::options(&SamplingFlags::greedy(96), 0)];
     if !args.json {
@@ -80,7 +93,10 @@ fn table(engine: &Engine, outcome: &Outcome) -> String {
     let total = outcome.times.total();
     for (index, (name, time)) in generation::parts(&outcome.times).into_iter().enumerate() {
         let percent = 100.0 * time.as_secs_f64() / total.as_secs_f64().max(1e-9);
-        row(if index == 0 { "time" } else { "" }, format!("{name:<12} {:>8.1} ms {percent:>5.1} %", ms(time)));
+        row(
+            if index == 0 { "time" } else { "" },
+            format!("{name:<12} {:>8.1} ms {percent:>5.1} %", ms(time)),
+        );
     }
     text
 }

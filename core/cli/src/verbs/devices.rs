@@ -101,7 +101,8 @@ fn capabilities(device: &dyn Device) -> Capabilities {
 
 impl Listed {
     fn json(&self) -> Value {
-        let supports = self.supports.iter().map(|(op, dtype, how)| json!({ "op": op, "dtype": dtype, "how": how }));
+        let supports =
+            self.supports.iter().map(|(op, dtype, how)| json!({ "op": op, "dtype": dtype, "how": how }));
         let disabled = self.disabled.iter().map(|(op, reason)| json!({ "op": op, "reason": reason }));
         json!({
             "name": self.name,
@@ -115,12 +116,8 @@ impl Listed {
     }
 
     fn text(&self) -> String {
-        let mut text = format!(
-            "{}: {}, {}\n",
-            self.backend,
-            one_line(&self.name),
-            memory::shown(self.memory_bytes)
-        );
+        let mut text =
+            format!("{}: {}, {}\n", self.backend, one_line(&self.name), memory::shown(self.memory_bytes));
         for how in ["native", "emulated"] {
             for op in ["matmul", "ffn"] {
                 let types: Vec<&str> =

@@ -163,7 +163,8 @@ fn refusal(gguf: &Gguf) -> Option<String> {
         let (name, kind, id) = (&tensor.name, tensor.type_name(), tensor.type_id);
         return Some(format!("tensor {name} has type {id} ({kind}), which is not supported"));
     }
-    let vocab = gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |tokens| tokens.len());
+    let vocab =
+        gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |tokens| tokens.len());
     ModelSpec::read(gguf.metadata(), architecture, vocab).err().map(|error| error.to_string())
 }
 

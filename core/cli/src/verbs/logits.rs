@@ -1,5 +1,6 @@
 //! `logits`: what the model thinks comes next, in raw numbers.
 
+use neuropil::model::sampler::{log_sum_exp, top};
 use serde_json::json;
 
 use crate::args::{EngineFlags, ModelFile, TextFlags};
@@ -56,42 +57,4 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         return Err(CliError::new(Exit::Other, "the logits hold NaN; check the file with neuropil verify"));
     }
     output::json(&json!({ "top": top(logits, args.top as usize), "log_sum_exp": log_sum_exp(logits) }))
-}
-
-/// The largest logits with their ids, largest first, the lower id first of two that are equal.
-fn top(logits: &[f32], count: usize) -> Vec<(usize, f32)> {
-    let mut pairs: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
-    let order = |a: &(usize, f32), b: &(usize, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if count < pairs.len() {
-        pairs.select_nth_unstable_by(count, order);
-        pairs.truncate(count);
-    }
-    pairs.sort_by(order);
-    pairs
-}
-
-/// `ln Σ exp(logit)`.
-pub fn log_sum_exp(logits: &[f32]) -> f64 {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    if !max.is_finite() {
-        return max;
-    }
-    max + logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum::<f64>().ln()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ties_go_to_the_lower_id() {
-        assert_eq!(top(&[1.0, 3.0, 2.0, 3.0], 3), [(1, 3.0), (3, 3.0), (2, 2.0)]);
-        assert_eq!(top(&[1.0], 5), [(0, 1.0)]);
-    }
-
-    #[test]
-    fn large_logits_do_not_overflow() {
-        assert!((log_sum_exp(&[1000.0, 1000.0]) - (1000.0 + 2f64.ln())).abs() < 1e-12);
-        assert_eq!(log_sum_exp(&[f32::NEG_INFINITY]), f64::NEG_INFINITY);
-    }
 }

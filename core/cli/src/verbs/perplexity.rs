@@ -6,10 +6,10 @@
 use std::path::PathBuf;
 
 use neuropil::engine::{EngineError, Session, SessionOptions};
+use neuropil::model::sampler::log_sum_exp;
 use neuropil::model::tokenizer::EncodeOptions;
 use serde_json::json;
 
-use super::logits::log_sum_exp;
 use crate::args::{EngineFlags, ModelFile};
 use crate::engine;
 use crate::error::{CliError, Exit};
@@ -53,7 +53,9 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let chunk = args.chunk as usize;
     let context = args.engine.context().unwrap_or(engine.spec().context);
     if chunk > context {
-        let reason = format!("a chunk of {chunk} tokens does not fit the context of {context}; give a smaller --chunk");
+        let reason = format!(
+            "a chunk of {chunk} tokens does not fit the context of {context}; give a smaller --chunk"
+        );
         return Err(CliError::new(Exit::Prompt, reason));
     }
     let chunks = tokens.len() / chunk;
@@ -96,7 +98,10 @@ fn chunk_loss(session: &mut Session, chunk: &[u32]) -> Result<f64, CliError> {
     let mut sum = 0.0;
     session.prefill_scored(read, chunk.len() / 2, &mut |at, logits| {
         let next = chunk.get(at + 1).and_then(|token| logits.get(*token as usize));
-        let next = next.ok_or(EngineError::Token { token: chunk.get(at + 1).copied().unwrap_or(0), vocab: logits.len() })?;
+        let next = next.ok_or(EngineError::Token {
+            token: chunk.get(at + 1).copied().unwrap_or(0),
+            vocab: logits.len(),
+        })?;
         sum += log_sum_exp(logits) - f64::from(*next);
         Ok(())
     })?;

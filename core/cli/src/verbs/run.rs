@@ -4,9 +4,10 @@
 //! a line end follows. Several samples of one prompt generate together and are printed one after the other.
 
 use neuropil::engine::{Engine, GenerateOptions};
+use neuropil::model::chat::Message;
 
 use crate::args::{EngineFlags, ModelFile, SamplingFlags, TextFlags};
-use crate::chat_prompt::{self, Turn};
+use crate::chat_prompt;
 use crate::engine;
 use crate::error::CliError;
 use crate::generation::{self, Outcome};
@@ -29,7 +30,7 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// Take the text as a user's message and wrap it in the model's chat template
-    #[arg(long, conflicts_with = "no_special")]
+    #[arg(long, conflicts_with_all = ["parse_special", "no_special"])]
     chat: bool,
     /// A system message that goes before the user's
     #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
@@ -51,11 +52,11 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
+    let engine = engine::open(&args.model.path, &args.engine)?;
     let given = match &args.prompt {
         Some(text) => text.clone().into_bytes(),
         None => engine::read_stdin("the prompt")?,
     };
-    let engine = engine::open(&args.model.path, &args.engine)?;
     let prompt = prompt_tokens(args, &engine, given)?;
     let seed = generation::seed(&args.sampling);
     let samples = u64::from(args.samples.unwrap_or(1));
@@ -85,9 +86,9 @@ fn prompt_tokens(args: &Args, engine: &Engine, given: Vec<u8>) -> Result<Vec<u32
             String::from_utf8_lossy(error.as_bytes()).into_owned()
         }
     };
-    let mut turns: Vec<Turn> = args.system.iter().map(|text| Turn { role: "system", text: text.clone() }).collect();
-    turns.push(Turn { role: "user", text });
-    chat_prompt::encode(engine, &turns, args.text.parse_special)
+    let mut turns: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
+    turns.push(Message::new("user", text));
+    chat_prompt::encode(engine, &turns)
 }
 
 fn finish_text(outcome: &Outcome, samples: bool) -> Result<(), CliError> {
