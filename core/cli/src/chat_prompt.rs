@@ -1,0 +1,12 @@
+//! A conversation as tokens, by the model's own template.
+
+use neuropil::engine::{Engine, EngineError};
+use neuropil::model::chat::Message;
+
+use crate::error::CliError;
+
+/// The tokens of a conversation, up to where the next answer begins.
+pub fn encode(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>, CliError> {
+    let text = engine.chat_template()?.render(messages, true).map_err(EngineError::from)?;
+    Ok(engine.tokenizer()?.encode_chat(&text).map_err(EngineError::from)?)
+}

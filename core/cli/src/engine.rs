@@ -1,0 +1,79 @@
+//! From flags to an engine, and from a text to tokens.
+
+use std::io::{self, IsTerminal, Read};
+use std::path::Path;
+
+use neuropil::engine::{Engine, SessionOptions};
+use neuropil::model::tokenizer::{EncodeOptions, Tokenizer};
+use neuropil_cpu::{CpuBackend, CpuOptions};
+
+use crate::args::{EngineFlags, TextFlags, Unit};
+use crate::error::{CliError, Exit};
+use crate::output;
+use crate::progress::Bar;
+
+/// Most bytes of a text that are read; the tokenizer takes no more.
+const MAX_TEXT: u64 = 1 << 30;
+
+/// The CPU backend with this many threads, 0 for automatic.
+pub fn cpu(threads: u32) -> Result<CpuBackend, CliError> {
+    let options = CpuOptions { threads: Some(threads as usize), ..CpuOptions::default() };
+    CpuBackend::new(options).map_err(|error| CliError::new(Exit::Device, error))
+}
+
+/// Loads a model.
+pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
+    let mut builder = Engine::builder(model).exact(flags.exact);
+    if flags.device.contains(&Unit::Cpu) {
+        builder = builder.backend(&cpu(flags.threads)?)?;
+    }
+    let bar = Bar::bytes("loading");
+    let engine = builder.on_progress(|done, total| bar.set(done, total)).build()?;
+    if let Ok(tokenizer) = engine.tokenizer() {
+        tokenizer.notes().iter().for_each(output::note);
+    }
+    Ok(engine)
+}
+
+/// How a session is set up by the flags.
+pub fn session_options(flags: &EngineFlags) -> SessionOptions {
+    SessionOptions { context: flags.context(), kv: flags.kv.kind() }
+}
+
+/// The tokens of a raw text.
+pub fn encode(tokenizer: &Tokenizer, text: &[u8], flags: TextFlags) -> Result<Vec<u32>, CliError> {
+    let options = EncodeOptions { add_special: !flags.no_special, parse_special: flags.parse_special };
+    tokenizer.encode(text, options).map_err(|error| CliError::new(Exit::Prompt, error))
+}
+
+/// All of standard input, byte for byte.
+pub fn read_stdin(what: &str) -> Result<Vec<u8>, CliError> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        output::note(format!("reading {what} from the terminal; Ctrl-D ends it"));
+    }
+    read_all(stdin.lock(), "standard input")
+}
+
+/// All of a text file, byte for byte.
+pub fn read_file(path: &Path) -> Result<Vec<u8>, CliError> {
+    let shown = path.display();
+    let file = std::fs::File::open(path).map_err(|error| {
+        CliError::new(Exit::File, format!("{shown}: cannot be read ({error}); check the path"))
+    })?;
+    read_all(file, &shown.to_string())
+}
+
+fn read_all(from: impl Read, name: &str) -> Result<Vec<u8>, CliError> {
+    let mut bytes = Vec::new();
+    from.take(MAX_TEXT + 1).read_to_end(&mut bytes).map_err(|error| {
+        CliError::new(Exit::File, format!("{name}: cannot be read ({error}); check that it is a text"))
+    })?;
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(CliError::new(
+            Exit::Prompt,
+            format!("{name}: is longer than 1 GiB; give a shorter text"),
+        ));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,216 @@
+//! `inspect`: what is in a file, and whether it runs here.
+//!
+//! It reads the header alone, so it is quick on any size, and it lists files that cannot run too. Names and texts come
+//! out of the file: control characters in them are escaped before they reach a terminal.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use neuropil::gguf::{Array, Gguf, Value as Item};
+use neuropil::model::{ARCHITECTURES, ModelSpec};
+use serde_json::{Map, Value, json};
+
+use crate::error::{CliError, one_line};
+use crate::{memory, output};
+
+/// Arrays up to this many elements are in the JSON document in full.
+const FULL_ARRAY: usize = 1024;
+
+/// Flags of `inspect`.
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  neuropil inspect model.gguf --json | jq .architecture
+
+In the JSON document an array of more than 1024 elements is {\"array\": TYPE, \"length\": N}; shapes have the fastest
+dimension first; offsets count from the start of the tensor's file.")]
+pub struct Args {
+    /// A GGUF file; of a set of several, any one
+    file: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let gguf = Gguf::open_header(&args.file)?;
+    let report = Report::new(&gguf);
+    if args.json { output::json(&report.json(&gguf)) } else { output::text(&report.text(&gguf)) }
+}
+
+struct Report {
+    architecture: Option<String>,
+    /// Why it does not run; nothing when it does.
+    refusal: Option<String>,
+    parameters: u64,
+    tensor_bytes: u64,
+    /// Tensors and bytes per type.
+    types: BTreeMap<String, (u64, u64)>,
+}
+
+impl Report {
+    fn new(gguf: &Gguf) -> Report {
+        let mut types = BTreeMap::new();
+        for tensor in gguf.tensors() {
+            let name = match tensor.type_name() {
+                "unknown" => format!("unknown type {}", tensor.type_id),
+                name => name.to_owned(),
+            };
+            let (count, bytes): &mut (u64, u64) = types.entry(name).or_default();
+            *count += 1;
+            *bytes = bytes.saturating_add(tensor.bytes);
+        }
+        Report {
+            architecture: gguf.metadata().get("general.architecture").and_then(Item::text).map(str::to_owned),
+            refusal: refusal(gguf),
+            parameters: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.elements())),
+            tensor_bytes: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.bytes)),
+            types,
+        }
+    }
+
+    fn json(&self, gguf: &Gguf) -> Value {
+        let metadata: Map<String, Value> =
+            gguf.metadata().iter().map(|(key, value)| (key.to_owned(), item_json(value))).collect();
+        let tensors: Vec<Value> = gguf
+            .tensors()
+            .iter()
+            .map(|t| {
+                json!({
+                    "name": t.name,
+                    "type": t.type_name(),
+                    "type_id": t.type_id,
+                    "shape": &t.dims[..],
+                    "offset": t.offset,
+                    "bytes": t.bytes,
+                    "file": t.shard,
+                })
+            })
+            .collect();
+        let types: Map<String, Value> = self
+            .types
+            .iter()
+            .map(|(name, (count, bytes))| (name.clone(), json!({ "tensors": count, "bytes": bytes })))
+            .collect();
+        let mut document = json!({
+            "files": gguf.paths().map(|path| path.display().to_string()).collect::<Vec<_>>(),
+            "file_bytes": gguf.file_bytes(),
+            "version": gguf.version(),
+            "architecture": self.architecture,
+            "runs": self.refusal.is_none(),
+        });
+        if let (Some(object), Some(reason)) = (document.as_object_mut(), &self.refusal) {
+            object.insert("reason".into(), json!(reason));
+        }
+        let rest = json!({
+            "parameters": self.parameters,
+            "tensor_bytes": self.tensor_bytes,
+            "types": types,
+            "metadata": metadata,
+            "tensors": tensors,
+        });
+        if let (Some(object), Value::Object(rest)) = (document.as_object_mut(), rest) {
+            object.extend(rest);
+        }
+        document
+    }
+
+    fn text(&self, gguf: &Gguf) -> String {
+        let mut lines = Vec::new();
+        for path in gguf.paths() {
+            lines.push(format!("file          {}", one_line(&path.display().to_string())));
+        }
+        lines.push(format!("format        GGUF {}, {}", gguf.version(), memory::shown(gguf.file_bytes())));
+        let architecture = self.architecture.as_deref().unwrap_or("not named");
+        lines.push(format!("architecture  {}", one_line(architecture)));
+        lines.push(match &self.refusal {
+            None => "runs          yes, all tensor types natively on the CPU".into(),
+            Some(reason) => format!("runs          no: {}", one_line(reason)),
+        });
+        let (count, bytes) = (gguf.tensors().len(), memory::shown(self.tensor_bytes));
+        lines.push(format!("tensors       {count} with {} parameters in {bytes}", self.parameters));
+        for (name, (count, bytes)) in &self.types {
+            lines.push(format!("  {name:<8} {count:>5} tensors, {}", memory::shown(*bytes)));
+        }
+        lines.push(format!("\nmetadata ({})", gguf.metadata().len()));
+        for (key, value) in gguf.metadata().iter() {
+            lines.push(format!("  {} = {}", one_line(key), shortened(&value.to_string())));
+        }
+        lines.push(format!("\ntensors ({count}): name, type, shape (fastest first), offset"));
+        for t in gguf.tensors() {
+            let (name, kind) = (one_line(&t.name), t.type_name());
+            lines.push(format!("  {name:<32} {kind:<8} {:<20} {}", format!("{:?}", &t.dims[..]), t.offset));
+        }
+        lines.push(String::new());
+        lines.join("\n")
+    }
+}
+
+/// Why the file does not run, as far as its header tells.
+fn refusal(gguf: &Gguf) -> Option<String> {
+    if gguf.tensors().is_empty() {
+        return Some("the file has no tensors".into());
+    }
+    let architecture = match gguf.metadata().require_str("general.architecture") {
+        Ok(architecture) => architecture,
+        Err(error) => return Some(error.to_string()),
+    };
+    if !ARCHITECTURES.contains(&architecture) {
+        let known = ARCHITECTURES.join(" ");
+        return Some(format!("architecture '{architecture}' is not supported; supported: {known}"));
+    }
+    if let Some(tensor) = gguf.tensors().iter().find(|t| t.dtype.is_none()) {
+        let (name, kind, id) = (&tensor.name, tensor.type_name(), tensor.type_id);
+        return Some(format!("tensor {name} has type {id} ({kind}), which is not supported"));
+    }
+    let vocab =
+        gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |tokens| tokens.len());
+    ModelSpec::read(gguf.metadata(), architecture, vocab).err().map(|error| error.to_string())
+}
+
+fn shortened(text: &str) -> String {
+    let mut shown: String = one_line(&text.chars().take(200).collect::<String>());
+    if text.chars().nth(200).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn item_json(item: &Item) -> Value {
+    match item {
+        Item::U8(v) => json!(v),
+        Item::I8(v) => json!(v),
+        Item::U16(v) => json!(v),
+        Item::I16(v) => json!(v),
+        Item::U32(v) => json!(v),
+        Item::I32(v) => json!(v),
+        Item::U64(v) => json!(v),
+        Item::I64(v) => json!(v),
+        Item::F32(v) => json!(v),
+        Item::F64(v) => json!(v),
+        Item::Bool(v) => json!(v),
+        Item::Str(v) => json!(String::from_utf8_lossy(v)),
+        Item::Array(array) if array.len() > FULL_ARRAY => {
+            let kind = array.type_name();
+            json!({ "array": kind.strip_prefix("array of ").unwrap_or(kind), "length": array.len() })
+        }
+        Item::Array(array) => array_json(array),
+    }
+}
+
+fn array_json(array: &Array) -> Value {
+    match array {
+        Array::U8(v) => json!(v),
+        Array::I8(v) => json!(v),
+        Array::U16(v) => json!(v),
+        Array::I16(v) => json!(v),
+        Array::U32(v) => json!(v),
+        Array::I32(v) => json!(v),
+        Array::U64(v) => json!(v),
+        Array::I64(v) => json!(v),
+        Array::F32(v) => json!(v),
+        Array::F64(v) => json!(v),
+        Array::Bool(v) => json!(v),
+        Array::Str(v) => v.iter().map(|text| json!(String::from_utf8_lossy(text))).collect(),
+    }
+}

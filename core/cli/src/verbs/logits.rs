@@ -1,0 +1,60 @@
+//! `logits`: what the model thinks comes next, in raw numbers.
+
+use neuropil::model::sampler::{log_sum_exp, top};
+use serde_json::json;
+
+use crate::args::{EngineFlags, ModelFile, TextFlags};
+use crate::engine;
+use crate::error::{CliError, Exit};
+use crate::output;
+use crate::signal::Interrupts;
+
+/// Flags of `logits`.
+#[derive(clap::Args)]
+#[command(
+    group = clap::ArgGroup::new("input").required(true).args(["tokens", "prompt"]),
+    after_help = "Example:
+  neuropil logits model.gguf -p \"The capital of France is\" --top 10
+
+The output is {\"top\":[[id,logit]..],\"log_sum_exp\":F}: the largest logits after the last token, largest first, as the
+model gives them, and the logarithm of the sum of the exponentials of all. The numbers are the same for any number of
+threads.")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelFile,
+    /// Token ids of the prompt, as they are
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["parse_special", "no_special"])]
+    tokens: Option<Vec<u32>>,
+    /// Text of the prompt
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    #[command(flatten)]
+    text: TextFlags,
+    /// How many logits to show
+    #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    top: u32,
+    #[command(flatten)]
+    engine: EngineFlags,
+    /// Print one JSON document, as without it
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
+    let engine = engine::open(&args.model.path, &args.engine)?;
+    let tokens = match (&args.tokens, &args.prompt) {
+        (Some(tokens), _) => tokens.clone(),
+        (None, Some(text)) => engine::encode(engine.tokenizer()?, text.as_bytes(), args.text)?,
+        (None, None) => Vec::new(),
+    };
+    let mut session = engine.session(engine::session_options(&args.engine))?;
+    let _watch = interrupts.watch(vec![session.cancel_token()]);
+    session.prefill(&tokens)?;
+    let logits = session.logits();
+    if logits.iter().any(|logit| logit.is_nan()) {
+        return Err(CliError::new(Exit::Other, "the logits hold NaN; check the file with neuropil verify"));
+    }
+    output::json(&json!({ "top": top(logits, args.top as usize), "log_sum_exp": log_sum_exp(logits) }))
+}

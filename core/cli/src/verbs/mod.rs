@@ -1,0 +1,12 @@
+//! One file per verb: its flags, and a function `run` that does it.
+
+pub mod bench;
+pub mod chat;
+pub mod demo;
+pub mod devices;
+pub mod inspect;
+pub mod logits;
+pub mod perplexity;
+pub mod run;
+pub mod tokenize;
+pub mod verify;

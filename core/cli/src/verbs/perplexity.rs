@@ -1,0 +1,109 @@
+//! `perplexity`: how well a model predicts a text.
+//!
+//! As llama.cpp measures it, so that numbers compare: the text's tokens are cut into chunks, each chunk is read from
+//! an empty context, and only the predictions in its second half count, which have half a chunk of context at least.
+
+use std::path::PathBuf;
+
+use neuropil::engine::{EngineError, Session, SessionOptions};
+use neuropil::model::sampler::log_sum_exp;
+use neuropil::model::tokenizer::EncodeOptions;
+use serde_json::json;
+
+use crate::args::{EngineFlags, ModelFile};
+use crate::engine;
+use crate::error::{CliError, Exit};
+use crate::output;
+use crate::progress::Bar;
+use crate::signal::Interrupts;
+
+/// Flags of `perplexity`.
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  neuropil perplexity model.gguf -f text.txt
+
+The text is cut into chunks of tokens; each is read from an empty context, and the predictions in its second half are
+scored. Tokens after the last whole chunk are dropped. Where the file asks for BOS, it takes the place of each chunk's
+first token. The output is {\"ppl\":F,\"chunks\":N,\"tokens\":N,\"running\":[..]}: tokens counts the predictions scored, and
+running is the perplexity after each chunk.")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelFile,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Tokens of a chunk
+    #[arg(long, value_name = "N", default_value_t = 512, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(4..))]
+    chunk: u32,
+    #[command(flatten)]
+    engine: EngineFlags,
+    /// Print one JSON document, as without it
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
+    let text = engine::read_file(&args.file)?;
+    let engine = engine::open(&args.model.path, &args.engine)?;
+    let tokenizer = engine.tokenizer()?;
+    let options = EncodeOptions { add_special: true, parse_special: false };
+    let mut tokens = tokenizer.encode(&text, options).map_err(|error| CliError::new(Exit::Prompt, error))?;
+    let chunk = args.chunk as usize;
+    let context = args.engine.context().unwrap_or(engine.spec().context);
+    if chunk > context {
+        let reason = format!(
+            "a chunk of {chunk} tokens does not fit the context of {context}; give a smaller --chunk"
+        );
+        return Err(CliError::new(Exit::Prompt, reason));
+    }
+    let chunks = tokens.len() / chunk;
+    if chunks == 0 {
+        let reason = format!(
+            "{} has {} tokens, which is less than one chunk of {chunk}; give a longer text or a smaller --chunk",
+            args.file.display(),
+            tokens.len()
+        );
+        return Err(CliError::new(Exit::Prompt, reason));
+    }
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    let options = SessionOptions { context: Some(context), ..engine::session_options(&args.engine) };
+    let mut session = engine.session(options)?;
+    let _watch = interrupts.watch(vec![session.cancel_token()]);
+    let bar = Bar::steps("reading chunks");
+    let (mut sum, mut scored, mut running) = (0.0, 0usize, Vec::new());
+    for (index, chunk_tokens) in tokens.chunks_exact_mut(chunk).enumerate() {
+        if let (Some(bos), Some(first)) = (bos, chunk_tokens.first_mut()) {
+            *first = bos;
+        }
+        sum += chunk_loss(&mut session, chunk_tokens)?;
+        scored += chunk - 1 - chunk / 2;
+        running.push((sum / scored as f64).exp());
+        bar.set(index as u64 + 1, chunks as u64);
+    }
+    drop(bar);
+    output::json(&json!({
+        "ppl": running.last(),
+        "chunks": chunks,
+        "tokens": scored,
+        "running": running,
+    }))
+}
+
+/// The sum of `-ln p` of the tokens in the second half of a chunk, each given those before it.
+fn chunk_loss(session: &mut Session, chunk: &[u32]) -> Result<f64, CliError> {
+    session.truncate(0);
+    let Some((_, read)) = chunk.split_last() else { return Ok(0.0) };
+    let mut sum = 0.0;
+    session.prefill_scored(read, chunk.len() / 2, &mut |at, logits| {
+        let next = chunk.get(at + 1).and_then(|token| logits.get(*token as usize));
+        let next = next.ok_or(EngineError::Token {
+            token: chunk.get(at + 1).copied().unwrap_or(0),
+            vocab: logits.len(),
+        })?;
+        sum += log_sum_exp(logits) - f64::from(*next);
+        Ok(())
+    })?;
+    Ok(sum)
+}

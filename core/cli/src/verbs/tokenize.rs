@@ -1,0 +1,71 @@
+//! `tokenize`: texts to ids and back, without loading weights.
+
+use std::path::PathBuf;
+
+use neuropil::engine::open_tokenizer;
+use neuropil::model::tokenizer::Tokenizer;
+use serde_json::json;
+
+use crate::args::TextFlags;
+use crate::engine;
+use crate::error::{CliError, Exit};
+use crate::output;
+
+/// Flags of `tokenize`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  printf 'Hello world' | neuropil tokenize model.gguf
+  neuropil tokenize model.gguf --decode 19556,905
+
+Standard input is taken byte for byte. The output is {\"tokens\":[..]}. With --decode it is the text's bytes, or with
+--json {\"text\":\"..\"}; control tokens have no text unless --parse-special asks for their names.")]
+pub struct Args {
+    /// A GGUF file; one that holds a vocabulary alone will do
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Turn these ids into text instead
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "no_special")]
+    decode: Option<Vec<u32>>,
+    #[command(flatten)]
+    text: TextFlags,
+    /// Print one JSON document; only --decode prints anything else without it
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    match &args.decode {
+        Some(ids) => {
+            let tokenizer = open_tokenizer(&args.model)?;
+            let bytes = decode(&tokenizer, ids, args.text.parse_special)?;
+            if args.json {
+                output::json(&json!({ "text": String::from_utf8_lossy(&bytes) }))
+            } else {
+                output::bytes(&bytes)
+            }
+        }
+        None => {
+            let tokenizer = open_tokenizer(&args.model)?;
+            tokenizer.notes().iter().for_each(output::note);
+            let text = engine::read_stdin("the text")?;
+            output::json(&json!({ "tokens": engine::encode(&tokenizer, &text, args.text)? }))
+        }
+    }
+}
+
+fn decode(tokenizer: &Tokenizer, ids: &[u32], shown: bool) -> Result<Vec<u8>, CliError> {
+    let failed = |error| CliError::new(Exit::Prompt, error);
+    if !shown {
+        return tokenizer.decode_text(ids).map_err(failed);
+    }
+    let mut bytes = Vec::new();
+    for run in ids.chunk_by(|a, b| tokenizer.is_control(*a) == tokenizer.is_control(*b)) {
+        if run.first().is_some_and(|id| tokenizer.is_control(*id)) {
+            run.iter().try_for_each(|id| tokenizer.decode_token_shown(*id, &mut bytes)).map_err(failed)?;
+        } else {
+            bytes.extend(tokenizer.decode_text(run).map_err(failed)?);
+        }
+    }
+    Ok(bytes)
+}

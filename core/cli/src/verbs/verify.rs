@@ -1,0 +1,50 @@
+//! `verify`: reads every byte of a file. Damage is an error like any other: one line and an exit code.
+
+use std::path::PathBuf;
+
+use neuropil::gguf::{self, Gguf};
+use serde_json::json;
+
+use crate::error::CliError;
+use crate::progress::Bar;
+use crate::{memory, output};
+
+/// Flags of `verify`.
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  neuropil verify model.gguf
+
+Checks that the header is sound, that every tensor lies inside its file and shares no byte with another, and that
+weights and block scales are finite numbers. Exit code 3 on damage.")]
+pub struct Args {
+    /// A GGUF file; of a set of several, any one
+    file: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let gguf = Gguf::open_header(&args.file)?;
+    let total = gguf.tensors().iter().fold(0, |sum: u64, t| sum.saturating_add(t.bytes));
+    let bar = Bar::bytes("verifying");
+    let report = gguf::verify(&gguf, &mut |done| bar.set(done, total))?;
+    drop(bar);
+    if args.json {
+        return output::json(&json!({
+            "ok": true,
+            "files": gguf.paths().map(|path| path.display().to_string()).collect::<Vec<_>>(),
+            "tensors": report.tensors,
+            "bytes": report.bytes,
+            "blocks": report.blocks,
+            "unchecked_tensors": report.unchecked,
+        }));
+    }
+    let bytes = memory::shown(report.bytes);
+    let mut line = format!("sound: {} tensors, {bytes}, {} blocks\n", report.tensors, report.blocks);
+    if report.unchecked > 0 {
+        line += &format!("{} tensors are of types whose values are not looked at\n", report.unchecked);
+    }
+    output::text(&line)
+}
