@@ -40,9 +40,11 @@ impl Interrupts {
         Watch(self)
     }
 
-    /// Without work, the first Ctrl-C says this and ends nothing.
+    /// From now on the first Ctrl-C without work says this and ends nothing.
     pub fn hint_when_idle(&self, hint: &'static str) {
-        self.state().idle_hint = Some(hint);
+        let mut state = self.state();
+        state.idle_hint = Some(hint);
+        state.pressed = false;
     }
 
     fn press(&self) {
@@ -53,7 +55,7 @@ impl Interrupts {
         match state.idle_hint {
             Some(hint) if state.work.is_empty() => {
                 state.pressed = true;
-                output::say(hint);
+                output::prompt(hint);
             }
             None if state.work.is_empty() => std::process::exit(Exit::Interrupted as i32),
             _ => {

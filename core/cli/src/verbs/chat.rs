@@ -56,10 +56,14 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let mut chat = Chat::new(args, engine, terminal)?;
     if terminal {
         output::say(HELP);
-        interrupts.hint_when_idle("\nCtrl-D ends, and so does Ctrl-C once more");
     }
     let mut input = io::stdin().lock();
-    while let Some(line) = read_line(&mut input, terminal)? {
+    loop {
+        if terminal {
+            interrupts.hint_when_idle("\nCtrl-D ends, and so does Ctrl-C once more\n> ");
+            output::prompt("> ");
+        }
+        let Some(line) = read_line(&mut input)? else { break };
         match chat.take(&line, interrupts) {
             Ok(()) => {}
             // On a terminal the user can shorten or reset; what was wrong is said and the conversation goes on.
@@ -82,10 +86,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
 }
 
 /// The next line without its end; nothing at the end of the input.
-fn read_line(input: &mut impl BufRead, terminal: bool) -> Result<Option<String>, CliError> {
-    if terminal {
-        output::prompt("> ");
-    }
+fn read_line(input: &mut impl BufRead) -> Result<Option<String>, CliError> {
     let mut line = Vec::new();
     let read = input.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line);
     let read = read.map_err(|e| {
