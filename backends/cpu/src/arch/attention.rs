@@ -4,7 +4,7 @@
 //! loop: a few rows of coefficients times a matrix that is read line by line, with the sums in registers. Up to
 //! [`BLOCK`] query rows share each line. They are the heads of a group, which read the same keys, and neighbouring
 //! tokens of a tile. Each sum still takes its terms one by one in the law's order, so nothing here changes a bit, and
-//! the only buffer is one page of scores for a block.
+//! the only buffers are one page of scores for a block, and one page in single precision for a tile.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,6 +21,10 @@ const BLOCK: usize = 6;
 
 /// Query rows that share a page while it is in the core's cache.
 const TILE: usize = 8 * BLOCK;
+
+/// Channels per head up to which a page is widened to F32 on the stack, and the values of such a page.
+const WIDE_DIM: usize = 128;
+const WIDE: usize = WIDE_DIM * KV_PAGE;
 
 /// An attention handed out in parts, each once, to any thread: one KV head and a few tokens each.
 pub(crate) struct AttentionParts<'a> {
@@ -151,23 +155,28 @@ impl Queries<'_> {
         }
         let sequence = self.row(queries.start).sequence;
         let size = job.kv_heads * job.head_dim * KV_PAGE;
-        let at = self.kv_head * job.head_dim * KV_PAGE;
+        let line = job.head_dim * KV_PAGE;
+        let at = self.kv_head * line;
+        // Where several blocks share a page, it is worth widening once.
+        let mut wide = (queries.len() > 2 * BLOCK && job.head_dim <= WIDE_DIM).then_some([[0.0; WIDE]; 2]);
         for index in pages {
-            let page = job.kv.page(sequence, index);
-            for first in queries.clone().step_by(BLOCK) {
-                let block = first..queries.end.min(first + BLOCK);
-                let running = &mut running[first - queries.start..][..block.len()];
-                // SAFETY: the slices have the whole page, so the KV head's part begins at `at`.
-                unsafe {
-                    match page {
-                        KvPage::F16 { k, v } => {
-                            let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
-                            self.page::<V, f16, N>(index, block, k, v, running);
-                        }
-                        KvPage::F32 { k, v } => {
-                            let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
-                            self.page::<V, f32, N>(index, block, k, v, running);
-                        }
+            // SAFETY: the slices have the whole page, so the KV head's part begins at `at` and is as long as `wide`
+            // needs.
+            unsafe {
+                match (job.kv.page(sequence, index), &mut wide) {
+                    (KvPage::F16 { k, v }, Some([wide_k, wide_v])) => {
+                        widen::<V>(&k[..size][at..][..line], wide_k);
+                        widen::<V>(&v[..size][at..][..line], wide_v);
+                        let (k, v) = (wide_k.as_ptr(), wide_v.as_ptr());
+                        self.page::<V, f32, N>(index, queries.clone(), k, v, &mut running);
+                    }
+                    (KvPage::F16 { k, v }, None) => {
+                        let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
+                        self.page::<V, f16, N>(index, queries.clone(), k, v, &mut running);
+                    }
+                    (KvPage::F32 { k, v }, _) => {
+                        let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
+                        self.page::<V, f32, N>(index, queries.clone(), k, v, &mut running);
                     }
                 }
             }
@@ -181,12 +190,33 @@ impl Queries<'_> {
         }
     }
 
-    /// One page for one block of query rows.
+    /// One page for a tile of query rows.
     ///
     /// # Safety
     /// As for `attend`; `k` and `v` are good for the keys and values of one KV head.
     #[inline(always)]
     unsafe fn page<V: Lanes, E: Element, const N: usize>(
+        &self,
+        index: usize,
+        queries: Range<usize>,
+        k: *const E,
+        v: *const E,
+        running: &mut [Running; TILE],
+    ) {
+        for first in queries.clone().step_by(BLOCK) {
+            let block = first..queries.end.min(first + BLOCK);
+            let running = &mut running[first - queries.start..][..block.len()];
+            // SAFETY: as for this function.
+            unsafe { self.block::<V, E, N>(index, block, k, v, running) };
+        }
+    }
+
+    /// One page for one block of query rows.
+    ///
+    /// # Safety
+    /// As for `page`.
+    #[inline(always)]
+    unsafe fn block<V: Lanes, E: Element, const N: usize>(
         &self,
         index: usize,
         block: Range<usize>,
@@ -205,26 +235,43 @@ impl Queries<'_> {
         // SAFETY: the keys are head_dim lines of KV_PAGE; q has head_dim values; a row of scores has KV_PAGE.
         unsafe { product::<V, E, N>(&rows, job.head_dim, k, KV_PAGE, KV_PAGE) };
 
-        // Which places each row sees; the ones that all see are done together.
+        // Which places each row sees; the ones that all see are done together. Rows that see nothing drop out.
         let mut places = [const { 0..0 }; BLOCK];
         let mut common = 0..KV_PAGE;
+        let (mut old, mut new) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+        let mut who = [0; BLOCK];
         rows.count = 0;
-        for (i, query) in block.enumerate() {
+        for (i, query) in block.clone().enumerate() {
             let visible = job.visible(self.row(query));
             let seen = visible.start.max(first) - first..visible.end.clamp(first, first + KV_PAGE) - first;
             if seen.is_empty() {
                 continue;
             }
-            let Some(shrink) = weigh(&mut scores[i], &seen, job.scale, &mut running[i]) else { continue };
-            // SAFETY: an output row has head_dim values and is this thread's alone.
-            let out = unsafe { self.out(query) };
-            // SAFETY: as above; the slice is gone before the next use of the pointer.
-            unsafe { std::slice::from_raw_parts_mut(out, job.head_dim) }
-                .iter_mut()
-                .for_each(|o| *o *= shrink);
+            // SAFETY: as for this function.
+            let page_max = unsafe { scale::<V>(&mut scores[i], &seen, job.scale) };
+            if page_max == f32::NEG_INFINITY {
+                continue;
+            }
+            (old[rows.count], new[rows.count]) = (running[i].max, running[i].max.max(page_max));
             common = common.start.max(seen.start)..common.end.min(seen.end);
-            places[rows.count] = seen;
-            rows.push(scores[i].as_ptr(), out);
+            (places[rows.count], who[rows.count]) = (seen, i);
+            // SAFETY: the block belongs to this thread.
+            rows.push(scores[i].as_ptr(), unsafe { self.out(block.start + i) });
+        }
+        let mut shrink = [0.0f32; BLOCK];
+        for ((shrink, old), new) in shrink.iter_mut().zip(&old).zip(&new) {
+            *shrink = math::exp(old - new);
+        }
+        for row in 0..rows.count {
+            let (scores, running) = (&mut scores[who[row]], &mut running[who[row]]);
+            scores.iter_mut().for_each(|s| *s = math::exp(*s - new[row]));
+            // SAFETY: as for this function.
+            let page_total = unsafe { sum::<V>(scores) };
+            *running = Running { max: new[row], total: running.total.mul_add(shrink[row], page_total) };
+            rows.coefficients[row] = scores.as_ptr();
+            // SAFETY: an output row has head_dim values, and the slice is gone before the pointer is used again.
+            let out = unsafe { std::slice::from_raw_parts_mut(rows.sums[row], job.head_dim) };
+            out.iter_mut().for_each(|o| *o *= shrink[row]);
         }
         if common.is_empty() {
             common = KV_PAGE..KV_PAGE;
@@ -252,29 +299,55 @@ impl Queries<'_> {
     }
 }
 
-/// Turns a page's scores into weights; returns the factor on what was summed before, or none when all that the row
-/// sees here counts nothing.
+/// Scales the scores that a row sees, hides the others and finds the largest that is a number.
+///
+/// # Safety
+/// The features of V are enabled.
 #[inline(always)]
-fn weigh(scores: &mut [f32; KV_PAGE], seen: &Range<usize>, scale: f32, running: &mut Running) -> Option<f32> {
+unsafe fn scale<V: Lanes>(scores: &mut [f32; KV_PAGE], seen: &Range<usize>, scale: f32) -> f32 {
     let (start, count) = (seen.start as u32, seen.len() as u32);
-    let mut lanes = [f32::NEG_INFINITY; math::LANES];
     for (i, score) in scores.iter_mut().enumerate() {
         let hidden = (i as u32).wrapping_sub(start) >= count;
         *score = if hidden { f32::NEG_INFINITY } else { *score * scale };
     }
-    for chunk in scores.as_chunks::<{ math::LANES }>().0 {
-        lanes.iter_mut().zip(chunk).for_each(|(l, s)| *l = l.max(*s));
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    // SAFETY: as for this function. The score comes first, so that one that is not a number loses.
+    let lanes = unsafe { by_lane::<V>(scores, f32::NEG_INFINITY, |largest, score| V::max(score, largest)) };
+    math::fold_with(lanes, larger)
+}
+
+/// [`math::sum`] of the weights of a page.
+///
+/// # Safety
+/// The features of V are enabled.
+#[inline(always)]
+unsafe fn sum<V: Lanes>(weights: &[f32; KV_PAGE]) -> f32 {
+    // SAFETY: as for this function.
+    math::fold(unsafe { by_lane::<V>(weights, 0.0, |sum, weight| V::add(sum, weight)) })
+}
+
+/// Joins the elements of each of [`math::LANES`] interleaved lanes, in order.
+///
+/// # Safety
+/// The features of V are enabled.
+#[inline(always)]
+unsafe fn by_lane<V: Lanes>(
+    page: &[f32; KV_PAGE],
+    first: f32,
+    join: impl Fn(V::F, V::F) -> V::F,
+) -> [f32; math::LANES] {
+    let mut lanes = [0.0; math::LANES];
+    for part in (0..math::LANES).step_by(V::LANES) {
+        // SAFETY: as for this function; V::LANES divides math::LANES, and that KV_PAGE.
+        unsafe {
+            let mut all = V::splat(first);
+            for at in (part..KV_PAGE).step_by(math::LANES) {
+                all = join(all, V::load_f32(page.as_ptr().add(at).cast()));
+            }
+            V::store(lanes.as_mut_ptr().add(part), all);
+        }
     }
-    let page_max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    if page_max == f32::NEG_INFINITY {
-        return None;
-    }
-    let max = running.max.max(page_max);
-    let shrink = math::exp(running.max - max);
-    scores.iter_mut().for_each(|s| *s = math::exp(*s - max));
-    running.total = running.total.mul_add(shrink, math::sum(scores));
-    running.max = max;
-    Some(shrink)
+    lanes
 }
 
 /// An element of a page.
@@ -308,6 +381,18 @@ impl Element for f32 {
     #[inline(always)]
     fn widen(self) -> f32 {
         self
+    }
+}
+
+/// Widens a page, whose length is a multiple of [`KV_PAGE`].
+///
+/// # Safety
+/// The features of V are enabled.
+#[inline(always)]
+unsafe fn widen<V: Lanes>(page: &[f16], wide: &mut [f32; WIDE]) {
+    for (from, to) in page.chunks_exact(V::LANES).zip(wide.chunks_exact_mut(V::LANES)) {
+        // SAFETY: both have LANES elements.
+        unsafe { V::store(to.as_mut_ptr(), V::load_f16(from.as_ptr().cast())) };
     }
 }
 
