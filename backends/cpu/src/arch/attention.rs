@@ -15,9 +15,7 @@ use half::f16;
 use neuropil_device::{Attention, AttentionRow, KV_PAGE, KvPage, math};
 
 use super::lanes::Lanes;
-
-/// Query rows that share a line of keys or values: as many sums as fit the registers.
-const BLOCK: usize = 6;
+use super::product::{BLOCK, Element, Rows, product, product_of};
 
 /// Query rows that share a page while it is in the core's cache.
 const TILE: usize = 8 * BLOCK;
@@ -145,13 +143,13 @@ impl Queries<'_> {
     unsafe fn attend<V: Lanes, const N: usize>(&self, queries: Range<usize>) {
         let job = self.all.job;
         let mut running = [Running { max: f32::NEG_INFINITY, total: 0.0 }; TILE];
-        let mut pages = usize::MAX..0;
+        let (mut first_page, mut pages_end) = (usize::MAX, 0);
         for query in queries.clone() {
             // SAFETY: an output row has head_dim values.
             unsafe { self.out(query).write_bytes(0, job.head_dim) };
             let visible = job.visible(self.row(query));
-            pages.start = pages.start.min(visible.start / KV_PAGE);
-            pages.end = pages.end.max(visible.end.div_ceil(KV_PAGE));
+            first_page = first_page.min(visible.start / KV_PAGE);
+            pages_end = pages_end.max(visible.end.div_ceil(KV_PAGE));
         }
         let sequence = self.row(queries.start).sequence;
         let size = job.kv_heads * job.head_dim * KV_PAGE;
@@ -159,7 +157,7 @@ impl Queries<'_> {
         let at = self.kv_head * line;
         // Where several blocks share a page, it is worth widening once.
         let mut wide = (queries.len() > 2 * BLOCK && job.head_dim <= WIDE_DIM).then_some([[0.0; WIDE]; 2]);
-        for index in pages {
+        for index in first_page..pages_end {
             // SAFETY: the slices have the whole page, so the KV head's part begins at `at` and is as long as `wide`
             // needs.
             unsafe {
@@ -227,8 +225,7 @@ impl Queries<'_> {
         let job = self.all.job;
         let first = index * KV_PAGE;
         let mut scores = [[0.0f32; KV_PAGE]; BLOCK];
-        let mut rows =
-            Rows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] };
+        let mut rows = Rows::none();
         for query in block.clone() {
             rows.push(self.q(query), scores[rows.count].as_mut_ptr());
         }
@@ -350,40 +347,6 @@ unsafe fn by_lane<V: Lanes>(
     lanes
 }
 
-/// An element of a page.
-trait Element {
-    /// Widens the next `V::LANES` elements.
-    ///
-    /// # Safety
-    /// The features of V are enabled, and the pointer is good for them.
-    unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
-    fn widen(self) -> f32;
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const f16) -> V::F {
-        // SAFETY: as for this function.
-        unsafe { V::load_f16(p.cast()) }
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const f32) -> V::F {
-        // SAFETY: as for this function.
-        unsafe { V::load_f32(p.cast()) }
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
 /// Widens a page, whose length is a multiple of [`KV_PAGE`].
 ///
 /// # Safety
@@ -393,130 +356,5 @@ unsafe fn widen<V: Lanes>(page: &[f16], wide: &mut [f32; WIDE]) {
     for (from, to) in page.chunks_exact(V::LANES).zip(wide.chunks_exact_mut(V::LANES)) {
         // SAFETY: both have LANES elements.
         unsafe { V::store(to.as_mut_ptr(), V::load_f16(from.as_ptr().cast())) };
-    }
-}
-
-/// Rows of coefficients and the sums that they add to.
-#[derive(Clone, Copy)]
-struct Rows {
-    count: usize,
-    coefficients: [*const f32; BLOCK],
-    sums: [*mut f32; BLOCK],
-}
-
-impl Rows {
-    fn push(&mut self, coefficients: *const f32, sums: *mut f32) {
-        self.coefficients[self.count] = coefficients;
-        self.sums[self.count] = sums;
-        self.count += 1;
-    }
-
-    /// The rows from the `first` on, from coefficient `step` on.
-    #[inline(always)]
-    fn at(&self, first: usize, step: usize) -> Rows {
-        let mut rows = Rows { count: self.count - first, ..*self };
-        for i in first..self.count {
-            rows.coefficients[i - first] = self.coefficients[i].wrapping_add(step);
-            rows.sums[i - first] = self.sums[i];
-        }
-        rows
-    }
-}
-
-/// `sums[r][j] += Σ_s coefficients[r][s] · m[s][j]` for `j < width`, each sum in the order of `s`.
-///
-/// # Safety
-/// The features of V are enabled; each row has `steps` coefficients and `width` sums, which nobody else reads or
-/// writes; `m` is good for `steps` lines of `width`, `stride` apart.
-#[inline(always)]
-unsafe fn product<V: Lanes, E: Element, const N: usize>(
-    rows: &Rows,
-    steps: usize,
-    m: *const E,
-    stride: usize,
-    width: usize,
-) {
-    let mut rows = *rows;
-    while rows.count > 0 {
-        // SAFETY: as for this function; `done` rows are there.
-        let done = unsafe {
-            match rows.count {
-                6.. => product_of::<V, E, 6, N>(&rows, steps, m, stride, width),
-                3.. => product_of::<V, E, 3, N>(&rows, steps, m, stride, width),
-                2 => product_of::<V, E, 2, N>(&rows, steps, m, stride, width),
-                _ => product_of::<V, E, 1, N>(&rows, steps, m, stride, width),
-            }
-        };
-        rows = rows.at(done, 0);
-    }
-}
-
-/// `product` for the first R rows; returns R.
-#[inline(always)]
-unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
-    rows: &Rows,
-    steps: usize,
-    m: *const E,
-    stride: usize,
-    width: usize,
-) -> usize {
-    let mut j = 0;
-    // SAFETY: as for `product`; every vector lies below `width`.
-    unsafe {
-        while j + N * V::LANES <= width {
-            lines::<V, E, R, N>(rows, steps, m.add(j), stride, j);
-            j += N * V::LANES;
-        }
-        while j + V::LANES <= width {
-            lines::<V, E, R, 1>(rows, steps, m.add(j), stride, j);
-            j += V::LANES;
-        }
-        for j in j..width {
-            for r in 0..R {
-                let mut sum = *rows.sums[r].add(j);
-                for s in 0..steps {
-                    sum = (*rows.coefficients[r].add(s)).mul_add(m.add(s * stride + j).read().widen(), sum);
-                }
-                *rows.sums[r].add(j) = sum;
-            }
-        }
-    }
-    R
-}
-
-/// The heart: N vectors of sums for each of R rows.
-#[inline(always)]
-unsafe fn lines<V: Lanes, E: Element, const R: usize, const N: usize>(
-    rows: &Rows,
-    steps: usize,
-    m: *const E,
-    stride: usize,
-    j: usize,
-) {
-    // SAFETY: as for `product`, for the N vectors from `j` on.
-    unsafe {
-        let mut sums = [[V::splat(0.0); N]; R];
-        for r in 0..R {
-            for n in 0..N {
-                sums[r][n] = V::load_f32(rows.sums[r].add(j + n * V::LANES).cast());
-            }
-        }
-        for s in 0..steps {
-            let mut line = [V::splat(0.0); N];
-            for (n, line) in line.iter_mut().enumerate() {
-                *line = E::load::<V>(m.add(s * stride + n * V::LANES));
-            }
-            for r in 0..R {
-                let c = V::splat(*rows.coefficients[r].add(s));
-                for n in 0..N {
-                    sums[r][n] = V::fma(c, line[n], sums[r][n]);
-                }
-            }
-        }
-        for r in 0..R {
-            for n in 0..N {
-                V::store(rows.sums[r].add(j + n * V::LANES), sums[r][n]);
-            }
-        }
     }
 }
