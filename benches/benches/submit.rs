@@ -39,7 +39,7 @@ const REPEATS: usize = 2001;
 /// Median, 90th percentile and allocations per repeat of what `once` measures, in nanoseconds.
 fn measure(name: &str, mut once: impl FnMut() -> u64) {
     let mut times = Vec::with_capacity(REPEATS);
-    (0..100).for_each(|_| drop(once()));
+    (0..100).for_each(|_| _ = once());
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     (0..REPEATS).for_each(|_| times.push(once()));
     let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / REPEATS as f64;
