@@ -273,11 +273,6 @@ impl ColumnRange<'_> {
         unsafe { std::slice::from_raw_parts_mut(at, self.rows.len()) }
     }
 
-    /// Distance between tokens.
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
-    }
-
     /// Where row `row` of token `token` lies. The rows of this range from `row` on follow it.
     pub(crate) fn at(&mut self, token: usize, row: usize) -> *mut f32 {
         assert!(token < self.tokens && self.rows.contains(&row));

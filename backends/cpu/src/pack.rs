@@ -239,7 +239,7 @@ fn pack_row<B: PackBlock>(row: &[u8], r: usize, dst: &mut [u8]) {
         block.head(r, head);
         for (g, step) in steps.chunks_exact_mut(f.step()).enumerate() {
             let (codes, scales) = step.split_at_mut(f.codes());
-            pack_codes(f.bits, &block.group(g).codes, r, codes);
+            pack_codes(f.bits, &block.codes(g), r, codes);
             block.scales(g, r, scales);
         }
     }

@@ -18,6 +18,9 @@ pub(super) trait Lanes {
     /// An f32 per row.
     type F: Copy;
 
+    /// Begins to load the cache line at p, which may lie anywhere.
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
     /// Reads `4 * LANES` bytes.
     unsafe fn load_codes(p: *const u8) -> Self::W;
     /// The low nibble of each byte.

@@ -1,6 +1,6 @@
 //! Instruction sets: the only place with SIMD code.
 //!
-//! The kernels are written once ([`tile`]) over a small set of vector operations ([`lanes`]). Each instruction set
+//! The kernels are written once ([`tile`], [`rows`]) over a small set of vector operations ([`lanes`]). Each instruction set
 //! implements the operations and instantiates the kernels inside functions that enable its features. A value of
 //! [`Isa`] proves that the machine has them; there is no other way to reach a kernel.
 
@@ -9,6 +9,7 @@ mod format;
 mod host;
 mod lanes;
 mod product;
+mod rows;
 mod scalar;
 mod tile;
 

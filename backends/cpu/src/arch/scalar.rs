@@ -2,7 +2,7 @@
 
 use super::format::{FloatFormat, Format};
 use super::lanes::Lanes;
-use super::{HostOp, Job, Kernels, Rows, tile};
+use super::{HostOp, Job, Kernels, Rows, rows, tile};
 use neuropil_device::quant::ACT_BLOCK;
 
 const ROWS: usize = 16;
@@ -13,11 +13,11 @@ pub(super) struct ScalarKernels;
 impl Kernels for ScalarKernels {
     fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
         // SAFETY: plain Rust needs no features; the dispatch chose F by the weight.
-        unsafe { tile::quantized::<ScalarLanes, F>(job) }
+        unsafe { rows::run::<ScalarLanes, tile::Quantized<F>>(job) }
     }
     fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
         // SAFETY: as above.
-        unsafe { tile::floats::<ScalarLanes, F>(job) }
+        unsafe { rows::run::<ScalarLanes, tile::Floats<F>>(job) }
     }
     fn quantize(self, x: Rows, records: &mut [u8]) {
         // SAFETY: as above; the caller checked the lengths.

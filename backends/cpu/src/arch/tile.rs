@@ -1,136 +1,123 @@
-//! The kernels: the numeric law over vectors of rows, for tiles of 1, 2, 4 or 8 tokens.
+//! The sums of the numeric law over vectors of rows, and the quantising of activations.
 //!
-//! A tile takes one group of 16 rows through all of K. The codes of 32 columns are unpacked once and used for each
-//! token of the tile. The order of each sum is that of [`neuropil_device::quant`] whatever the tile: lanes and tokens
-//! are outputs, and no output is ever split.
+//! The order of each sum is that of [`neuropil_device::quant`] whatever the tile: lanes, vectors and tokens are
+//! outputs, and no output is ever split. The codes of 32 columns are unpacked once and used for each token of a tile.
 //!
 //! The functions here have no features of their own. They are inlined into the functions of an instruction set,
 //! which do.
 
+#![allow(clippy::needless_range_loop)] // sums over tokens index several arrays alike
+
 use super::format::{FloatFormat, Format, codes};
 use super::lanes::Lanes;
+use super::rows::{Sums, VectorAt};
 use super::{Job, Rows};
-use crate::kernels::{Input, RECORD, TILE, tile_height};
-use crate::pack::GROUP_ROWS;
+use crate::kernels::{Input, RECORD};
+use crate::pack::{GROUP_ROWS, VECTOR};
 use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE};
+use std::marker::PhantomData;
 
-/// Bytes of input that a pass over the weights may take, so that they stay in a core's cache.
-const CACHED_INPUT: usize = 512 << 10;
+/// How far ahead of its use a weight is fetched when there are few tokens.
+const AHEAD: usize = 4096;
 
-/// Tokens in a pass over the weights, when a token has `bytes` of input.
-fn pass_tokens(bytes: usize) -> usize {
-    (CACHED_INPUT / bytes.max(1) / TILE * TILE).clamp(TILE, 1024)
-}
+/// Weights of the quantised format F.
+pub(super) struct Quantized<F>(PhantomData<F>);
 
-/// Where a tile writes: row 0 of token 0 in `y`, and only the first `rows` rows.
-struct Out {
-    y: *mut f32,
-    stride: usize,
-    rows: usize,
-    accumulate: bool,
-}
+impl<F: Format> Sums for Quantized<F> {
+    fn token_bytes(cols: usize) -> usize {
+        cols / ACT_BLOCK * RECORD
+    }
 
-impl Out {
-    /// Writes the vector of rows `r..r + LANES` of a token.
-    ///
-    /// # Safety
-    /// `y` is good for `rows` rows of this token; the features of V are enabled.
+    fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
+        match job.input {
+            Input::Quantized(acts) => acts.tile(t).as_ptr(),
+            Input::Floats(_) => unreachable!("the entry refuses float input for quantised weights"),
+        }
+    }
+
     #[inline(always)]
-    unsafe fn put<V: Lanes>(&self, token: usize, r: usize, total: V::F) {
-        // SAFETY: the vector is written whole only when all its rows are inside; else row by row.
+    unsafe fn sums<V: Lanes, const T: usize, const N: usize>(
+        w: [VectorAt; N],
+        input: *const u8,
+        cols: usize,
+    ) -> [[V::F; T]; N] {
+        // SAFETY: the loops go once through the blocks of the groups and the records of the tile.
         unsafe {
-            let y = self.y.add(token * self.stride + r);
-            if r + V::LANES <= self.rows {
-                let total = if self.accumulate { V::add(V::load_f32(y.cast()), total) } else { total };
-                V::store(y, total);
-            } else {
-                let mut rows = [0.0; GROUP_ROWS];
-                V::store(rows.as_mut_ptr(), total);
-                for (i, &total) in rows.iter().enumerate().take(self.rows - r) {
-                    let y = y.add(i);
-                    *y = if self.accumulate { *y + total } else { total };
-                }
-            }
-        }
-    }
-}
-
-/// Runs a job with a quantised weight.
-///
-/// # Safety
-/// The features of V are enabled, and the weight of the job has format F.
-#[inline(always)]
-pub(super) unsafe fn quantized<V: Lanes, F: Format>(job: &mut Job<'_, '_>) {
-    let Input::Quantized(acts) = job.input else { return };
-    let (tokens, blocks) = (job.out.tokens(), job.w.cols() / GROUP);
-    let pass = pass_tokens(blocks * RECORD);
-    for first in (0..tokens).step_by(pass) {
-        for group in job.out.groups() {
-            let w = &job.w.bytes()[group * job.w.group_bytes()..][..job.w.group_bytes()];
-            let mut t = first;
-            while t < tokens.min(first + pass) {
-                let height = tile_height(t, tokens);
-                let out = out(job, group, t);
-                let (w, a) = (w.as_ptr(), acts.tile(t).as_ptr());
-                // SAFETY: the weight has `blocks` groups of 32 columns in format F, the tile as many records of
-                // this height, and the output these rows and tokens.
-                unsafe {
-                    match height {
-                        8 => quantized_tile::<V, F, 8>(w, a, blocks, &out),
-                        4 => quantized_tile::<V, F, 4>(w, a, blocks, &out),
-                        2 => quantized_tile::<V, F, 2>(w, a, blocks, &out),
-                        _ => quantized_tile::<V, F, 1>(w, a, blocks, &out),
-                    }
-                }
-                t += height;
-            }
-        }
-    }
-}
-
-/// The output of a group for the tile at token `t`.
-fn out(job: &mut Job<'_, '_>, group: usize, t: usize) -> Out {
-    let row = group * GROUP_ROWS;
-    let rows = (job.out.rows().end - row).min(GROUP_ROWS);
-    Out { y: job.out.at(t, row), stride: job.out.stride(), rows, accumulate: job.accumulate }
-}
-
-#[inline(always)]
-unsafe fn quantized_tile<V: Lanes, F: Format, const T: usize>(
-    w: *const u8,
-    a: *const u8,
-    blocks: usize,
-    out: &Out,
-) {
-    let mut r = 0;
-    while r < out.rows {
-        // SAFETY: r < 16 and a multiple of LANES, so every vector is inside the group; see `quantized`.
-        unsafe {
-            let (mut w, mut a) = (w, a);
-            let mut total = [V::splat(0.0); T];
-            let mut left = blocks;
+            let (mut at, mut a) = (0, input);
+            let mut total = [[V::splat(0.0); T]; N];
+            let mut left = cols / GROUP;
             while left > 0 {
-                let mut acc = [V::splat(0.0); T];
+                let mut acc = [[V::splat(0.0); T]; N];
                 let slice = left.min(SLICE / GROUP);
                 left -= slice;
                 for _ in 0..slice / F::STEPS {
-                    let head = F::head::<V>(w, r);
-                    w = w.add(F::PACKED.head);
+                    let mut heads = [[V::splat(0.0); 2]; N];
+                    for v in 0..N {
+                        heads[v] = F::head::<V>(w[v].group.add(at), w[v].r);
+                    }
+                    at += F::PACKED.head;
                     for _ in 0..F::STEPS {
-                        step::<V, F, T>(w, a, r, head, &mut acc);
-                        w = w.add(F::PACKED.step());
+                        for v in 0..N {
+                            step::<V, F, T>(w[v].group.add(at), a, w[v].r, heads[v], &mut acc[v]);
+                        }
+                        at += F::PACKED.step();
                         a = a.add(T * RECORD);
                     }
                 }
-                for t in 0..T {
-                    total[t] = V::add(total[t], acc[t]);
+                for v in 0..N {
+                    for t in 0..T {
+                        total[v][t] = V::add(total[v][t], acc[v][t]);
+                    }
                 }
             }
-            for (t, total) in total.into_iter().enumerate() {
-                out.put::<V>(t, r, total);
-            }
+            total
         }
-        r += V::LANES;
+    }
+}
+
+/// Weights of the float type F.
+pub(super) struct Floats<F>(PhantomData<F>);
+
+impl<F: FloatFormat> Sums for Floats<F> {
+    fn token_bytes(cols: usize) -> usize {
+        cols * size_of::<f32>()
+    }
+
+    fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
+        match job.input {
+            Input::Floats(x) => x[t * job.w.cols()..].as_ptr().cast(),
+            Input::Quantized(_) => unreachable!("the entry refuses quantised input for float weights"),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<V: Lanes, const T: usize, const N: usize>(
+        w: [VectorAt; N],
+        input: *const u8,
+        cols: usize,
+    ) -> [[V::F; T]; N] {
+        let x = input.cast::<f32>();
+        // SAFETY: the loops go once through the columns of the groups and of the T rows of x.
+        unsafe {
+            let mut total = [[V::splat(0.0); T]; N];
+            for start in (0..cols).step_by(SLICE) {
+                let mut acc = [[V::splat(0.0); T]; N];
+                for k in start..cols.min(start + SLICE) {
+                    for v in 0..N {
+                        let w = F::load::<V>(w[v].group.add((k * GROUP_ROWS + w[v].r) * F::BYTES));
+                        for t in 0..T {
+                            acc[v][t] = V::fma(w, V::splat(*x.add(t * cols + k)), acc[v][t]);
+                        }
+                    }
+                }
+                for v in 0..N {
+                    for t in 0..T {
+                        total[v][t] = V::add(total[v][t], acc[v][t]);
+                    }
+                }
+            }
+            total
+        }
     }
 }
 
@@ -145,6 +132,11 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
 ) {
     // SAFETY: w is at 32 columns of a group and a at the record of as many columns of a tile of height T.
     unsafe {
+        if T <= 4 && r == 0 {
+            for line in 0..F::PACKED.step().div_ceil(VECTOR) {
+                V::prefetch(w.wrapping_add(AHEAD + line * VECTOR));
+            }
+        }
         let c = codes::<V, F>(w, r);
         let [dw, mw] = F::scales::<V>(head, w, r);
         let halves = F::halves::<V>(w, r);
@@ -185,71 +177,6 @@ unsafe fn dot<V: Lanes, F: Format, const N: usize>(c: &[V::W; N], q: *const u8, 
             6 => V::dot::<6, N>(c, q, init),
             _ => V::dot::<8, N>(c, q, init),
         }
-    }
-}
-
-/// Runs a job with a weight of plain floats.
-///
-/// # Safety
-/// The features of V are enabled, and the weight of the job has type F.
-#[inline(always)]
-pub(super) unsafe fn floats<V: Lanes, F: FloatFormat>(job: &mut Job<'_, '_>) {
-    let Input::Floats(x) = job.input else { return };
-    let (tokens, cols) = (job.out.tokens(), job.w.cols());
-    let pass = pass_tokens(cols * 4);
-    for first in (0..tokens).step_by(pass) {
-        for group in job.out.groups() {
-            let w = &job.w.bytes()[group * job.w.group_bytes()..][..job.w.group_bytes()];
-            let mut t = first;
-            while t < tokens.min(first + pass) {
-                let height = tile_height(t, tokens);
-                let out = out(job, group, t);
-                let (w, x) = (w.as_ptr(), x[t * cols..][..height * cols].as_ptr());
-                // SAFETY: the weight has `cols` columns of type F, x as many in `height` rows, and the output
-                // these rows and tokens.
-                unsafe {
-                    match height {
-                        8 => float_tile::<V, F, 8>(w, x, cols, &out),
-                        4 => float_tile::<V, F, 4>(w, x, cols, &out),
-                        2 => float_tile::<V, F, 2>(w, x, cols, &out),
-                        _ => float_tile::<V, F, 1>(w, x, cols, &out),
-                    }
-                }
-                t += height;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn float_tile<V: Lanes, F: FloatFormat, const T: usize>(
-    w: *const u8,
-    x: *const f32,
-    cols: usize,
-    out: &Out,
-) {
-    let mut r = 0;
-    while r < out.rows {
-        // SAFETY: r < 16 and a multiple of LANES, so every vector is inside the group; see `floats`.
-        unsafe {
-            let mut total = [V::splat(0.0); T];
-            for start in (0..cols).step_by(SLICE) {
-                let mut acc = [V::splat(0.0); T];
-                for k in start..cols.min(start + SLICE) {
-                    let w = F::load::<V>(w.add((k * GROUP_ROWS + r) * F::BYTES));
-                    for t in 0..T {
-                        acc[t] = V::fma(w, V::splat(*x.add(t * cols + k)), acc[t]);
-                    }
-                }
-                for t in 0..T {
-                    total[t] = V::add(total[t], acc[t]);
-                }
-            }
-            for (t, total) in total.into_iter().enumerate() {
-                out.put::<V>(t, r, total);
-            }
-        }
-        r += V::LANES;
     }
 }
 

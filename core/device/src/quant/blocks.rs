@@ -66,6 +66,8 @@ pub trait QuantBlock: Pod {
     const DTYPE: DType;
     /// Groups of 32 weights in a block.
     const GROUPS: usize = Self::DTYPE.block_elements() / GROUP;
+    /// The unsigned codes of group `i` of the block, `i < GROUPS`.
+    fn codes(&self, i: usize) -> [u8; GROUP];
     /// Group `i` of the block, `i < GROUPS`.
     fn group(&self, i: usize) -> Group;
 }
@@ -203,99 +205,145 @@ fn nibbles_and_bits(qs: &[u8; 16], qh: [u8; 4]) -> [u8; GROUP] {
     codes
 }
 
+/// The low or the high nibble of each byte.
+#[inline]
+fn nibble(bytes: &[u8; GROUP], high: bool) -> [u8; GROUP] {
+    let mut codes = [0; GROUP];
+    if high {
+        for i in 0..GROUP {
+            codes[i] = bytes[i] >> 4;
+        }
+    } else {
+        for i in 0..GROUP {
+            codes[i] = bytes[i] & 15;
+        }
+    }
+    codes
+}
+
 /// The nibbles of group `i` of a Q4_K or Q5_K block.
+#[inline]
 fn k_nibbles(qs: &[u8; 128], i: usize) -> [u8; GROUP] {
     let (chunks, _) = qs.as_chunks::<GROUP>();
-    let shift = 4 * (i % 2);
-    chunks[i / 2].map(|byte| (byte >> shift) & 15)
+    nibble(&chunks[i / 2], i % 2 == 1)
 }
 
 impl QuantBlock for BlockQ4_0 {
     const DTYPE: DType = DType::Q4_0;
     #[inline]
-    fn group(&self, _: usize) -> Group {
-        Group::simple(nibbles(&self.qs), 8, self.d)
+    fn codes(&self, _: usize) -> [u8; GROUP] {
+        nibbles(&self.qs)
+    }
+    fn group(&self, i: usize) -> Group {
+        Group::simple(self.codes(i), 8, self.d)
     }
 }
 
 impl QuantBlock for BlockQ4_1 {
     const DTYPE: DType = DType::Q4_1;
     #[inline]
-    fn group(&self, _: usize) -> Group {
-        Group { mw: Some(self.m.to_f32()), ..Group::simple(nibbles(&self.qs), 0, self.d) }
+    fn codes(&self, _: usize) -> [u8; GROUP] {
+        nibbles(&self.qs)
+    }
+    fn group(&self, i: usize) -> Group {
+        Group { mw: Some(self.m.to_f32()), ..Group::simple(self.codes(i), 0, self.d) }
     }
 }
 
 impl QuantBlock for BlockQ5_0 {
     const DTYPE: DType = DType::Q5_0;
     #[inline]
-    fn group(&self, _: usize) -> Group {
-        Group::simple(nibbles_and_bits(&self.qs, self.qh), 16, self.d)
+    fn codes(&self, _: usize) -> [u8; GROUP] {
+        nibbles_and_bits(&self.qs, self.qh)
+    }
+    fn group(&self, i: usize) -> Group {
+        Group::simple(self.codes(i), 16, self.d)
     }
 }
 
 impl QuantBlock for BlockQ5_1 {
     const DTYPE: DType = DType::Q5_1;
     #[inline]
-    fn group(&self, _: usize) -> Group {
-        Group { mw: Some(self.m.to_f32()), ..Group::simple(nibbles_and_bits(&self.qs, self.qh), 0, self.d) }
+    fn codes(&self, _: usize) -> [u8; GROUP] {
+        nibbles_and_bits(&self.qs, self.qh)
+    }
+    fn group(&self, i: usize) -> Group {
+        Group { mw: Some(self.m.to_f32()), ..Group::simple(self.codes(i), 0, self.d) }
     }
 }
 
 impl QuantBlock for BlockQ8_0 {
     const DTYPE: DType = DType::Q8_0;
     #[inline]
-    fn group(&self, _: usize) -> Group {
-        Group::simple(self.qs.map(|q| (q as u8) ^ 0x80), 128, self.d)
+    fn codes(&self, _: usize) -> [u8; GROUP] {
+        self.qs.map(|q| (q as u8) ^ 0x80)
+    }
+    fn group(&self, i: usize) -> Group {
+        Group::simple(self.codes(i), 128, self.d)
     }
 }
 
 impl QuantBlock for BlockQ4K {
     const DTYPE: DType = DType::Q4_K;
     #[inline]
+    fn codes(&self, i: usize) -> [u8; GROUP] {
+        k_nibbles(&self.qs, i)
+    }
     fn group(&self, i: usize) -> Group {
-        let (sc, mn) = scale_min(&self.scales, i);
-        k_group(k_nibbles(&self.qs, i), self.d, self.dmin, sc, mn)
+        k_group(self.codes(i), self.d, self.dmin, scale_min(&self.scales, i))
     }
 }
 
 impl QuantBlock for BlockQ5K {
     const DTYPE: DType = DType::Q5_K;
     #[inline]
-    fn group(&self, i: usize) -> Group {
-        let (sc, mn) = scale_min(&self.scales, i);
+    fn codes(&self, i: usize) -> [u8; GROUP] {
         let mut codes = k_nibbles(&self.qs, i);
+        let mask = 1 << i;
         for (code, bits) in codes.iter_mut().zip(&self.qh) {
-            *code |= ((bits >> i) & 1) << 4;
+            *code |= if bits & mask != 0 { 16 } else { 0 };
         }
-        k_group(codes, self.d, self.dmin, sc, mn)
+        codes
+    }
+    fn group(&self, i: usize) -> Group {
+        k_group(self.codes(i), self.d, self.dmin, scale_min(&self.scales, i))
     }
 }
 
 /// A group whose scale and minimum are products of an f16 and a 6-bit integer, both exact in f32.
-fn k_group(codes: [u8; GROUP], d: Half, dmin: Half, sc: u8, mn: u8) -> Group {
+fn k_group(codes: [u8; GROUP], d: Half, dmin: Half, (scale, min): (u8, u8)) -> Group {
     Group {
         codes,
         offset: 0,
         scales: [1, 1],
-        dw: d.to_f32() * f32::from(sc),
-        mw: Some(-(dmin.to_f32() * f32::from(mn))),
+        dw: d.to_f32() * f32::from(scale),
+        mw: Some(-(dmin.to_f32() * f32::from(min))),
     }
 }
 
 impl QuantBlock for BlockQ6K {
     const DTYPE: DType = DType::Q6_K;
     #[inline]
-    fn group(&self, i: usize) -> Group {
+    fn codes(&self, i: usize) -> [u8; GROUP] {
         let (half, g) = (i / 4, i % 4);
         let (low, _) = self.ql.as_chunks::<GROUP>();
         let (high, _) = self.qh.as_chunks::<GROUP>();
-        let shift = 4 * (g / 2);
-        let mut codes = low[2 * half + g % 2].map(|byte| (byte >> shift) & 15);
-        for (code, bits) in codes.iter_mut().zip(&high[half]) {
-            *code |= ((bits >> (2 * g)) & 3) << 4;
+        let mut codes = nibble(&low[2 * half + g % 2], g >= 2);
+        let high = &high[half];
+        for k in 0..GROUP {
+            // Shifts by constants are vectorised, shifts by g are not.
+            let bits = match g {
+                0 => high[k] << 4,
+                1 => high[k] << 2,
+                2 => high[k],
+                _ => high[k] >> 2,
+            };
+            codes[k] |= bits & 0x30;
         }
+        codes
+    }
+    fn group(&self, i: usize) -> Group {
         let scales = [self.scales[2 * i], self.scales[2 * i + 1]].map(i32::from);
-        Group { codes, offset: 32, scales, dw: self.d.to_f32(), mw: None }
+        Group { codes: self.codes(i), offset: 32, scales, dw: self.d.to_f32(), mw: None }
     }
 }

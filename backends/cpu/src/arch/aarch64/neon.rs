@@ -5,7 +5,7 @@
 
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, tile};
+use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
@@ -75,7 +75,7 @@ impl Kernels for NeonDot {
 #[target_feature(enable = "neon")]
 unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::quantized::<NeonLanes<false>, F>(job) }
+    unsafe { rows::run::<NeonLanes<false>, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -83,7 +83,7 @@ unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn quantized_dot<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::quantized::<NeonLanes<true>, F>(job) }
+    unsafe { rows::run::<NeonLanes<true>, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -91,7 +91,7 @@ unsafe fn quantized_dot<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "neon")]
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::floats::<NeonLanes<false>, F>(job) }
+    unsafe { rows::run::<NeonLanes<false>, tile::Floats<F>>(job) }
 }
 
 #[target_feature(enable = "neon")]

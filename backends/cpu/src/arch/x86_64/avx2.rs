@@ -2,7 +2,7 @@
 
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, tile};
+use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX2, FMA and F16C.
@@ -43,7 +43,7 @@ impl Kernels for Avx2 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::quantized::<Avx2Lanes, F>(job) }
+    unsafe { rows::run::<Avx2Lanes, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -51,7 +51,7 @@ unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::floats::<Avx2Lanes, F>(job) }
+    unsafe { rows::run::<Avx2Lanes, tile::Floats<F>>(job) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -2,7 +2,7 @@
 
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, tile};
+use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX-512 F, BW, VL and VNNI.
@@ -44,7 +44,7 @@ impl Kernels for Avx512Vnni {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::quantized::<Avx512, F>(job) }
+    unsafe { rows::run::<Avx512, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -52,7 +52,7 @@ unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { tile::floats::<Avx512, F>(job) }
+    unsafe { rows::run::<Avx512, tile::Floats<F>>(job) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -81,6 +81,11 @@ impl Lanes for Avx512 {
     type I = __m512i;
     type F = __m512;
 
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn load_codes(p: *const u8) -> __m512i {
