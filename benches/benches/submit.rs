@@ -39,7 +39,7 @@ const REPEATS: usize = 2001;
 /// Median, 90th percentile and allocations per repeat of what `once` measures, in nanoseconds.
 fn measure(name: &str, mut once: impl FnMut() -> u64) {
     let mut times = Vec::with_capacity(REPEATS);
-    (0..100).for_each(|_| drop(once()));
+    (0..100).for_each(|_| _ = once());
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     (0..REPEATS).for_each(|_| times.push(once()));
     let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / REPEATS as f64;
@@ -145,11 +145,14 @@ fn main() {
     fork(&pool, threads);
     fork(&pool, 4 * threads);
     drop(pool);
-    let backend = CpuBackend::new(CpuOptions::default()).expect("a CPU");
-    let device = backend.open(0).expect("the CPU is device 0");
-    println!("{}", device.info().name);
-    let bench = Bench { device, queue: CompletionQueue::new() };
-    bench.matmul(16, 32);
-    bench.matmul(576, 576);
-    bench.cluster(1536, 576);
+    // The second has far more threads than there are CPUs.
+    for threads in [None, Some(64)] {
+        let backend = CpuBackend::new(CpuOptions { threads, isa: None }).expect("a CPU");
+        let device = backend.open(0).expect("the CPU is device 0");
+        println!("{}", device.info().name);
+        let bench = Bench { device, queue: CompletionQueue::new() };
+        bench.matmul(16, 32);
+        bench.matmul(576, 576);
+        bench.cluster(1536, 576);
+    }
 }

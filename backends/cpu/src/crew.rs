@@ -16,6 +16,9 @@ use crate::pool::Pool;
 /// Multiply-adds that make a chunk worth claiming: about two microseconds of one token's.
 const CHUNK_PRODUCTS: usize = 1 << 15;
 
+/// Row groups that the kernels read side by side when there are few tokens; a chunk is a multiple of it.
+const STREAM_GROUPS: usize = 4;
+
 /// Activations that one thread quantises faster than a fork takes.
 const FEW_ACTIVATIONS: usize = 1 << 13;
 
@@ -41,7 +44,8 @@ impl Crew {
     /// Row groups in a chunk, when there are `groups` of that width.
     pub fn groups_per_chunk(&self, groups: usize, cols: usize, tokens: usize) -> usize {
         let products = (GROUP_ROWS * cols).saturating_mul(tokens).max(1);
-        self.pool.chunk_len(groups, CHUNK_PRODUCTS.div_ceil(products))
+        let groups = self.pool.chunk_len(groups, CHUNK_PRODUCTS.div_ceil(products));
+        if tokens < 4 { groups.next_multiple_of(STREAM_GROUPS) } else { groups }
     }
 
     /// Quantises `x[tokens, cols]`.

@@ -287,7 +287,7 @@ fn jobs_that_do_not_fit_together_are_errors() {
 
     let ffn = Ffn::new(DType::F32, DType::F32, 8, 4, Activation::new(ActivationKind::Silu));
     let block = device.prepare(ffn.source(), None).unwrap();
-    assert!(matches!(matmul(1, 4, 8, &[block.clone()]), Err(DeviceError::Unsupported { .. })));
+    assert!(matches!(matmul(1, 4, 8, std::slice::from_ref(&block)), Err(DeviceError::Unsupported { .. })));
     let x = device.alloc(16).unwrap();
     assert_eq!(run_cluster(&*device, ffn.job(&block, 1, &x)), mismatch("values of y", 4, 0));
     let gate = ClusterJob { stage: Stage::Gate, ..ffn.job(&block, 1, &x) };

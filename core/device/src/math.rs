@@ -26,7 +26,8 @@ pub fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 1.666_666_5e-1);
     let p = p.mul_add(r, 0.5);
     let p = p.mul_add(r * r, r) + 1.0;
-    let power = f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23);
+    // Adding 1.5 * 2^23 leaves the integer n in the low bits: unlike a conversion, every vector unit has an addition.
+    let power = f32::from_bits((n + 12_582_912.0).to_bits().wrapping_add(127) << 23);
     let y = p * power;
     let y = if x < LOW { 0.0 } else { y };
     if x > HIGH { f32::INFINITY } else { y }
@@ -42,15 +43,17 @@ pub fn gelu(x: f32) -> f32 {
 
 /// Folds the lanes of a sum in a fixed tree: 8 apart, 4, 2, 1.
 #[inline(always)]
-pub fn fold(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for j in 0..half {
-            lanes[j] += lanes[j + half];
-        }
-        half /= 2;
-    }
-    lanes[0]
+pub fn fold(lanes: [f32; LANES]) -> f32 {
+    fold_with(lanes, |a, b| a + b)
+}
+
+/// Folds the lanes by any function, in the tree of [`fold`].
+#[inline(always)]
+pub fn fold_with(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    // Arrays of fixed sizes, so that each level is one vector operation.
+    let eight: [f32; 8] = std::array::from_fn(|j| f(lanes[j], lanes[j + 8]));
+    let four: [f32; 4] = std::array::from_fn(|j| f(eight[j], eight[j + 4]));
+    f(f(four[0], four[2]), f(four[1], four[3]))
 }
 
 /// Sum of the elements.

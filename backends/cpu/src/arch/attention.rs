@@ -4,7 +4,7 @@
 //! loop: a few rows of coefficients times a matrix that is read line by line, with the sums in registers. Up to
 //! [`BLOCK`] query rows share each line. They are the heads of a group, which read the same keys, and neighbouring
 //! tokens of a tile. Each sum still takes its terms one by one in the law's order, so nothing here changes a bit, and
-//! the only buffer is one page of scores for a block.
+//! the only buffers are one page of scores for a block, and one page in single precision for a tile.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,12 +15,14 @@ use half::f16;
 use neuropil_device::{Attention, AttentionRow, KV_PAGE, KvPage, math};
 
 use super::lanes::Lanes;
-
-/// Query rows that share a line of keys or values: as many sums as fit the registers.
-const BLOCK: usize = 6;
+use super::product::{BLOCK, Element, Rows, product, product_of};
 
 /// Query rows that share a page while it is in the core's cache.
 const TILE: usize = 8 * BLOCK;
+
+/// Channels per head up to which a page is widened to F32 on the stack, and the values of such a page.
+const WIDE_DIM: usize = 128;
+const WIDE: usize = WIDE_DIM * KV_PAGE;
 
 /// An attention handed out in parts, each once, to any thread: one KV head and a few tokens each.
 pub(crate) struct AttentionParts<'a> {
@@ -141,33 +143,38 @@ impl Queries<'_> {
     unsafe fn attend<V: Lanes, const N: usize>(&self, queries: Range<usize>) {
         let job = self.all.job;
         let mut running = [Running { max: f32::NEG_INFINITY, total: 0.0 }; TILE];
-        let mut pages = usize::MAX..0;
+        let (mut first_page, mut pages_end) = (usize::MAX, 0);
         for query in queries.clone() {
             // SAFETY: an output row has head_dim values.
             unsafe { self.out(query).write_bytes(0, job.head_dim) };
             let visible = job.visible(self.row(query));
-            pages.start = pages.start.min(visible.start / KV_PAGE);
-            pages.end = pages.end.max(visible.end.div_ceil(KV_PAGE));
+            first_page = first_page.min(visible.start / KV_PAGE);
+            pages_end = pages_end.max(visible.end.div_ceil(KV_PAGE));
         }
         let sequence = self.row(queries.start).sequence;
         let size = job.kv_heads * job.head_dim * KV_PAGE;
-        let at = self.kv_head * job.head_dim * KV_PAGE;
-        for index in pages {
-            let page = job.kv.page(sequence, index);
-            for first in queries.clone().step_by(BLOCK) {
-                let block = first..queries.end.min(first + BLOCK);
-                let running = &mut running[first - queries.start..][..block.len()];
-                // SAFETY: the slices have the whole page, so the KV head's part begins at `at`.
-                unsafe {
-                    match page {
-                        KvPage::F16 { k, v } => {
-                            let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
-                            self.page::<V, f16, N>(index, block, k, v, running);
-                        }
-                        KvPage::F32 { k, v } => {
-                            let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
-                            self.page::<V, f32, N>(index, block, k, v, running);
-                        }
+        let line = job.head_dim * KV_PAGE;
+        let at = self.kv_head * line;
+        // Where several blocks share a page, it is worth widening once.
+        let mut wide = (queries.len() > 2 * BLOCK && job.head_dim <= WIDE_DIM).then_some([[0.0; WIDE]; 2]);
+        for index in first_page..pages_end {
+            // SAFETY: the slices have the whole page, so the KV head's part begins at `at` and is as long as `wide`
+            // needs.
+            unsafe {
+                match (job.kv.page(sequence, index), &mut wide) {
+                    (KvPage::F16 { k, v }, Some([wide_k, wide_v])) => {
+                        widen::<V>(&k[..size][at..][..line], wide_k);
+                        widen::<V>(&v[..size][at..][..line], wide_v);
+                        let (k, v) = (wide_k.as_ptr(), wide_v.as_ptr());
+                        self.page::<V, f32, N>(index, queries.clone(), k, v, &mut running);
+                    }
+                    (KvPage::F16 { k, v }, None) => {
+                        let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
+                        self.page::<V, f16, N>(index, queries.clone(), k, v, &mut running);
+                    }
+                    (KvPage::F32 { k, v }, _) => {
+                        let (k, v) = (k[..size][at..].as_ptr(), v[..size][at..].as_ptr());
+                        self.page::<V, f32, N>(index, queries.clone(), k, v, &mut running);
                     }
                 }
             }
@@ -181,12 +188,33 @@ impl Queries<'_> {
         }
     }
 
-    /// One page for one block of query rows.
+    /// One page for a tile of query rows.
     ///
     /// # Safety
     /// As for `attend`; `k` and `v` are good for the keys and values of one KV head.
     #[inline(always)]
     unsafe fn page<V: Lanes, E: Element, const N: usize>(
+        &self,
+        index: usize,
+        queries: Range<usize>,
+        k: *const E,
+        v: *const E,
+        running: &mut [Running; TILE],
+    ) {
+        for first in queries.clone().step_by(BLOCK) {
+            let block = first..queries.end.min(first + BLOCK);
+            let running = &mut running[first - queries.start..][..block.len()];
+            // SAFETY: as for this function.
+            unsafe { self.block::<V, E, N>(index, block, k, v, running) };
+        }
+    }
+
+    /// One page for one block of query rows.
+    ///
+    /// # Safety
+    /// As for `page`.
+    #[inline(always)]
+    unsafe fn block<V: Lanes, E: Element, const N: usize>(
         &self,
         index: usize,
         block: Range<usize>,
@@ -197,34 +225,50 @@ impl Queries<'_> {
         let job = self.all.job;
         let first = index * KV_PAGE;
         let mut scores = [[0.0f32; KV_PAGE]; BLOCK];
-        let mut rows =
-            Rows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] };
+        let mut rows = Rows::none();
         for query in block.clone() {
             rows.push(self.q(query), scores[rows.count].as_mut_ptr());
         }
         // SAFETY: the keys are head_dim lines of KV_PAGE; q has head_dim values; a row of scores has KV_PAGE.
         unsafe { product::<V, E, N>(&rows, job.head_dim, k, KV_PAGE, KV_PAGE) };
 
-        // Which places each row sees; the ones that all see are done together.
+        // Which places each row sees; the ones that all see are done together. Rows that see nothing drop out.
         let mut places = [const { 0..0 }; BLOCK];
         let mut common = 0..KV_PAGE;
+        let (mut old, mut new) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+        let mut who = [0; BLOCK];
         rows.count = 0;
-        for (i, query) in block.enumerate() {
+        for (i, query) in block.clone().enumerate() {
             let visible = job.visible(self.row(query));
             let seen = visible.start.max(first) - first..visible.end.clamp(first, first + KV_PAGE) - first;
             if seen.is_empty() {
                 continue;
             }
-            let Some(shrink) = weigh(&mut scores[i], &seen, job.scale, &mut running[i]) else { continue };
-            // SAFETY: an output row has head_dim values and is this thread's alone.
-            let out = unsafe { self.out(query) };
-            // SAFETY: as above; the slice is gone before the next use of the pointer.
-            unsafe { std::slice::from_raw_parts_mut(out, job.head_dim) }
-                .iter_mut()
-                .for_each(|o| *o *= shrink);
+            // SAFETY: as for this function.
+            let page_max = unsafe { scale::<V>(&mut scores[i], &seen, job.scale) };
+            if page_max == f32::NEG_INFINITY {
+                continue;
+            }
+            (old[rows.count], new[rows.count]) = (running[i].max, running[i].max.max(page_max));
             common = common.start.max(seen.start)..common.end.min(seen.end);
-            places[rows.count] = seen;
-            rows.push(scores[i].as_ptr(), out);
+            (places[rows.count], who[rows.count]) = (seen, i);
+            // SAFETY: the block belongs to this thread.
+            rows.push(scores[i].as_ptr(), unsafe { self.out(block.start + i) });
+        }
+        let mut shrink = [0.0f32; BLOCK];
+        for ((shrink, old), new) in shrink.iter_mut().zip(&old).zip(&new) {
+            *shrink = math::exp(old - new);
+        }
+        for row in 0..rows.count {
+            let (scores, running) = (&mut scores[who[row]], &mut running[who[row]]);
+            scores.iter_mut().for_each(|s| *s = math::exp(*s - new[row]));
+            // SAFETY: as for this function.
+            let page_total = unsafe { sum::<V>(scores) };
+            *running = Running { max: new[row], total: running.total.mul_add(shrink[row], page_total) };
+            rows.coefficients[row] = scores.as_ptr();
+            // SAFETY: an output row has head_dim values, and the slice is gone before the pointer is used again.
+            let out = unsafe { std::slice::from_raw_parts_mut(rows.sums[row], job.head_dim) };
+            out.iter_mut().for_each(|o| *o *= shrink[row]);
         }
         if common.is_empty() {
             common = KV_PAGE..KV_PAGE;
@@ -252,186 +296,65 @@ impl Queries<'_> {
     }
 }
 
-/// Turns a page's scores into weights; returns the factor on what was summed before, or none when all that the row
-/// sees here counts nothing.
+/// Scales the scores that a row sees, hides the others and finds the largest that is a number.
+///
+/// # Safety
+/// The features of V are enabled.
 #[inline(always)]
-fn weigh(scores: &mut [f32; KV_PAGE], seen: &Range<usize>, scale: f32, running: &mut Running) -> Option<f32> {
+unsafe fn scale<V: Lanes>(scores: &mut [f32; KV_PAGE], seen: &Range<usize>, scale: f32) -> f32 {
     let (start, count) = (seen.start as u32, seen.len() as u32);
-    let mut lanes = [f32::NEG_INFINITY; math::LANES];
     for (i, score) in scores.iter_mut().enumerate() {
         let hidden = (i as u32).wrapping_sub(start) >= count;
         *score = if hidden { f32::NEG_INFINITY } else { *score * scale };
     }
-    for chunk in scores.as_chunks::<{ math::LANES }>().0 {
-        lanes.iter_mut().zip(chunk).for_each(|(l, s)| *l = l.max(*s));
-    }
-    let page_max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    if page_max == f32::NEG_INFINITY {
-        return None;
-    }
-    let max = running.max.max(page_max);
-    let shrink = math::exp(running.max - max);
-    scores.iter_mut().for_each(|s| *s = math::exp(*s - max));
-    running.total = running.total.mul_add(shrink, math::sum(scores));
-    running.max = max;
-    Some(shrink)
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    // SAFETY: as for this function. The score comes first, so that one that is not a number loses.
+    let lanes = unsafe { by_lane::<V>(scores, f32::NEG_INFINITY, |largest, score| V::max(score, largest)) };
+    math::fold_with(lanes, larger)
 }
 
-/// An element of a page.
-trait Element {
-    /// Widens the next `V::LANES` elements.
-    ///
-    /// # Safety
-    /// The features of V are enabled, and the pointer is good for them.
-    unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
-    fn widen(self) -> f32;
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const f16) -> V::F {
-        // SAFETY: as for this function.
-        unsafe { V::load_f16(p.cast()) }
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const f32) -> V::F {
-        // SAFETY: as for this function.
-        unsafe { V::load_f32(p.cast()) }
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-/// Rows of coefficients and the sums that they add to.
-#[derive(Clone, Copy)]
-struct Rows {
-    count: usize,
-    coefficients: [*const f32; BLOCK],
-    sums: [*mut f32; BLOCK],
-}
-
-impl Rows {
-    fn push(&mut self, coefficients: *const f32, sums: *mut f32) {
-        self.coefficients[self.count] = coefficients;
-        self.sums[self.count] = sums;
-        self.count += 1;
-    }
-
-    /// The rows from the `first` on, from coefficient `step` on.
-    #[inline(always)]
-    fn at(&self, first: usize, step: usize) -> Rows {
-        let mut rows = Rows { count: self.count - first, ..*self };
-        for i in first..self.count {
-            rows.coefficients[i - first] = self.coefficients[i].wrapping_add(step);
-            rows.sums[i - first] = self.sums[i];
-        }
-        rows
-    }
-}
-
-/// `sums[r][j] += Σ_s coefficients[r][s] · m[s][j]` for `j < width`, each sum in the order of `s`.
+/// [`math::sum`] of the weights of a page.
 ///
 /// # Safety
-/// The features of V are enabled; each row has `steps` coefficients and `width` sums, which nobody else reads or
-/// writes; `m` is good for `steps` lines of `width`, `stride` apart.
+/// The features of V are enabled.
 #[inline(always)]
-unsafe fn product<V: Lanes, E: Element, const N: usize>(
-    rows: &Rows,
-    steps: usize,
-    m: *const E,
-    stride: usize,
-    width: usize,
-) {
-    let mut rows = *rows;
-    while rows.count > 0 {
-        // SAFETY: as for this function; `done` rows are there.
-        let done = unsafe {
-            match rows.count {
-                6.. => product_of::<V, E, 6, N>(&rows, steps, m, stride, width),
-                3.. => product_of::<V, E, 3, N>(&rows, steps, m, stride, width),
-                2 => product_of::<V, E, 2, N>(&rows, steps, m, stride, width),
-                _ => product_of::<V, E, 1, N>(&rows, steps, m, stride, width),
-            }
-        };
-        rows = rows.at(done, 0);
-    }
+unsafe fn sum<V: Lanes>(weights: &[f32; KV_PAGE]) -> f32 {
+    // SAFETY: as for this function.
+    math::fold(unsafe { by_lane::<V>(weights, 0.0, |sum, weight| V::add(sum, weight)) })
 }
 
-/// `product` for the first R rows; returns R.
+/// Joins the elements of each of [`math::LANES`] interleaved lanes, in order.
+///
+/// # Safety
+/// The features of V are enabled.
 #[inline(always)]
-unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
-    rows: &Rows,
-    steps: usize,
-    m: *const E,
-    stride: usize,
-    width: usize,
-) -> usize {
-    let mut j = 0;
-    // SAFETY: as for `product`; every vector lies below `width`.
-    unsafe {
-        while j + N * V::LANES <= width {
-            lines::<V, E, R, N>(rows, steps, m.add(j), stride, j);
-            j += N * V::LANES;
-        }
-        while j + V::LANES <= width {
-            lines::<V, E, R, 1>(rows, steps, m.add(j), stride, j);
-            j += V::LANES;
-        }
-        for j in j..width {
-            for r in 0..R {
-                let mut sum = *rows.sums[r].add(j);
-                for s in 0..steps {
-                    sum = (*rows.coefficients[r].add(s)).mul_add(m.add(s * stride + j).read().widen(), sum);
-                }
-                *rows.sums[r].add(j) = sum;
+unsafe fn by_lane<V: Lanes>(
+    page: &[f32; KV_PAGE],
+    first: f32,
+    join: impl Fn(V::F, V::F) -> V::F,
+) -> [f32; math::LANES] {
+    let mut lanes = [0.0; math::LANES];
+    for part in (0..math::LANES).step_by(V::LANES) {
+        // SAFETY: as for this function; V::LANES divides math::LANES, and that KV_PAGE.
+        unsafe {
+            let mut all = V::splat(first);
+            for at in (part..KV_PAGE).step_by(math::LANES) {
+                all = join(all, V::load_f32(page.as_ptr().add(at).cast()));
             }
+            V::store(lanes.as_mut_ptr().add(part), all);
         }
     }
-    R
+    lanes
 }
 
-/// The heart: N vectors of sums for each of R rows.
+/// Widens a page, whose length is a multiple of [`KV_PAGE`].
+///
+/// # Safety
+/// The features of V are enabled.
 #[inline(always)]
-unsafe fn lines<V: Lanes, E: Element, const R: usize, const N: usize>(
-    rows: &Rows,
-    steps: usize,
-    m: *const E,
-    stride: usize,
-    j: usize,
-) {
-    // SAFETY: as for `product`, for the N vectors from `j` on.
-    unsafe {
-        let mut sums = [[V::splat(0.0); N]; R];
-        for r in 0..R {
-            for n in 0..N {
-                sums[r][n] = V::load_f32(rows.sums[r].add(j + n * V::LANES).cast());
-            }
-        }
-        for s in 0..steps {
-            let mut line = [V::splat(0.0); N];
-            for (n, line) in line.iter_mut().enumerate() {
-                *line = E::load::<V>(m.add(s * stride + n * V::LANES));
-            }
-            for r in 0..R {
-                let c = V::splat(*rows.coefficients[r].add(s));
-                for n in 0..N {
-                    sums[r][n] = V::fma(c, line[n], sums[r][n]);
-                }
-            }
-        }
-        for r in 0..R {
-            for n in 0..N {
-                V::store(rows.sums[r].add(j + n * V::LANES), sums[r][n]);
-            }
-        }
+unsafe fn widen<V: Lanes>(page: &[f16], wide: &mut [f32; WIDE]) {
+    for (from, to) in page.chunks_exact(V::LANES).zip(wide.chunks_exact_mut(V::LANES)) {
+        // SAFETY: both have LANES elements.
+        unsafe { V::store(to.as_mut_ptr(), V::load_f16(from.as_ptr().cast())) };
     }
 }

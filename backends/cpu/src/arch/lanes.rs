@@ -55,6 +55,8 @@ pub(super) trait Lanes {
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     /// `a · b`.
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a` where it is greater, else `b`; so `b` where one is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 

@@ -8,6 +8,7 @@ mod attention;
 mod format;
 mod host;
 mod lanes;
+mod product;
 mod rows;
 mod scalar;
 mod tile;

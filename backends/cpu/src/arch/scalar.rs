@@ -117,6 +117,9 @@ impl Lanes for ScalarLanes {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i] * b[i])
     }
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }

@@ -49,7 +49,7 @@ fn mount(line: &str, version2: bool) -> Option<(String, String)> {
     let mut kind = after.split(' ');
     let right = match kind.next()? {
         "cgroup2" => version2,
-        "cgroup" => !version2 && kind.last()?.split(',').any(|option| option == "cpu"),
+        "cgroup" => !version2 && kind.next_back()?.split(',').any(|option| option == "cpu"),
         _ => false,
     };
     let mut fields = before.split(' ').skip(3);

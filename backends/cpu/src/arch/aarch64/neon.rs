@@ -267,6 +267,11 @@ impl<const DOT: bool> Lanes for NeonLanes<DOT> {
     }
     #[inline]
     #[target_feature(enable = "neon")]
+    unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vbslq_f32(vcgtq_f32(a, b), a, b)
+    }
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
         vfmaq_f32(c, a, b)
     }

@@ -199,6 +199,11 @@ impl Lanes for Avx2Lanes {
         _mm256_mul_ps(a, b)
     }
     #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn max(a: __m256, b: __m256) -> __m256 {
+        _mm256_max_ps(a, b)
+    }
+    #[inline]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
         _mm256_fmadd_ps(a, b, c)

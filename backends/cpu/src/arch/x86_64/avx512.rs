@@ -190,6 +190,11 @@ impl Lanes for Avx512 {
     }
     #[inline]
     #[target_feature(enable = "avx512f")]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        _mm512_max_ps(a, b)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         _mm512_fmadd_ps(a, b, c)
     }

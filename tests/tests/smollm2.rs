@@ -1,0 +1,146 @@
+//! A real model against what llama.cpp made of it: token ids, logits, greedy tokens, perplexity.
+//!
+//! The files in `fixtures/` say which version and settings they come from. How exact a comparison may be: with weights
+//! expanded to F32 tokens are equal until the first step at which the two best logits are closer than 0.02; with
+//! activations of 8 bits, closer than 0.2.
+
+use std::path::Path;
+
+use neuropil::model::sampler::{SamplerOptions, log_sum_exp};
+use neuropil::model::tokenizer::EncodeOptions;
+use neuropil::{Engine, GenerateOptions, KvType, Session, SessionOptions};
+use neuropil_cpu::{CpuBackend, CpuOptions};
+use neuropil_tests::real::smollm2;
+use serde_json::Value;
+
+const GREEDY: &str = include_str!("../fixtures/smollm2_greedy.json");
+const TOKENS: &str = include_str!("../fixtures/smollm2_tokens.json");
+const PERPLEXITY: &str = include_str!("../fixtures/smollm2_gpl3_perplexity.json");
+
+fn engine(path: &Path, exact: bool) -> Engine {
+    let cpu = CpuBackend::new(CpuOptions::default()).unwrap();
+    Engine::builder(path).backend(&cpu).unwrap().exact(exact).build().unwrap()
+}
+
+fn session(engine: &Engine, kv: KvType) -> Session {
+    engine.session(SessionOptions { kv, ..SessionOptions::default() }).unwrap()
+}
+
+fn cases(json: &str) -> Vec<Value> {
+    serde_json::from_str::<Value>(json).unwrap()["cases"].as_array().unwrap().clone()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn token_ids() {
+    let Some(path) = smollm2() else { return };
+    let tokenizer = neuropil::engine::open_tokenizer(&path).unwrap();
+    for case in cases(TOKENS).iter().chain(&cases(GREEDY)) {
+        let Some(text) = case["text"].as_str() else { continue };
+        let parse_special = case["parse_special"].as_bool().unwrap();
+        let options = EncodeOptions { add_special: true, parse_special };
+        let want = ids(case.get("ids").unwrap_or(&case["prompt_ids"]));
+        assert_eq!(tokenizer.encode(text, options).unwrap(), want, "{}", case["name"]);
+        if !parse_special {
+            assert_eq!(tokenizer.decode(&want).unwrap(), text.as_bytes(), "{}", case["name"]);
+        }
+    }
+}
+
+/// Compares first logits and greedy tokens; steps whose gap is below `near` may go either way.
+fn compare(engine: &Engine, kv: KvType, near: f64, log_p: f64) {
+    for case in cases(GREEDY) {
+        let name = &case["name"];
+        let mut session = session(engine, kv);
+        session.prefill(&ids(&case["prompt_ids"])).unwrap();
+        let top = &case["first_top5"][0];
+        let want = top[1].as_f64().unwrap() - case["first_lse"].as_f64().unwrap();
+        let logits = session.logits();
+        let got = f64::from(logits[top[0].as_u64().unwrap() as usize]) - log_sum_exp(logits);
+        assert!((got - want).abs() < log_p, "{name}: log p {got} instead of {want}");
+        let options = GenerateOptions {
+            max_tokens: Some(64),
+            sampler: SamplerOptions::greedy(),
+            ignore_eos: true,
+            ..GenerateOptions::default()
+        };
+        let got = session.generate(&options, &mut |_| std::ops::ControlFlow::Continue(())).unwrap().tokens;
+        let want = ids(&case["greedy"]);
+        let gaps = case["gap"].as_array().unwrap();
+        let sure = gaps.iter().take_while(|gap| gap.as_f64().unwrap() >= near).count();
+        assert_eq!(got[..sure], want[..sure], "{name}: the first {sure} tokens are certain");
+    }
+}
+
+#[test]
+fn greedy_tokens_with_exact_weights() {
+    let Some(path) = smollm2() else { return };
+    compare(&engine(&path, true), KvType::F32, 0.02, 0.01);
+}
+
+#[test]
+fn greedy_tokens_as_the_file_is() {
+    let Some(path) = smollm2() else { return };
+    compare(&engine(&path, false), KvType::F16, 0.2, 0.2);
+}
+
+/// Perplexity over the first `chunks` chunks of 512 tokens, each from an empty context, second halves scored.
+fn perplexity(engine: &Engine, kv: KvType, text: &[u8], chunks: usize) -> f64 {
+    const CHUNK: usize = 512;
+    let options = EncodeOptions { add_special: true, parse_special: false };
+    let tokens = engine.tokenizer().unwrap().encode(text, options).unwrap();
+    let (mut sum, mut count) = (0.0, 0);
+    for chunk in tokens.chunks_exact(CHUNK).take(chunks) {
+        let mut score = |index: usize, logits: &[f32]| {
+            if let Some(next) = chunk.get(index + 1) {
+                sum += log_sum_exp(logits) - f64::from(logits[*next as usize]);
+                count += 1;
+            }
+            Ok(())
+        };
+        session(engine, kv).prefill_scored(chunk, CHUNK / 2, &mut score).unwrap();
+    }
+    assert_eq!(count, chunks * (CHUNK / 2 - 1));
+    f64::exp(sum / f64::from(count as u32))
+}
+
+#[test]
+fn perplexity_of_a_known_text() {
+    let Some(path) = smollm2() else { return };
+    let Ok(text) = std::fs::read("/usr/share/common-licenses/GPL-3") else {
+        eprintln!("SKIPPED: this system has no /usr/share/common-licenses/GPL-3");
+        return;
+    };
+    let golden: Value = serde_json::from_str(PERPLEXITY).unwrap();
+    let want = golden["results"]["q4_1"]["ppl"].as_f64().unwrap();
+    let got = perplexity(&engine(&path, false), KvType::F16, &text, 14);
+    assert!((got / want - 1.0).abs() < 0.01, "{got} instead of {want}");
+    // Three chunks of the slow path say as much as all fourteen.
+    let want = golden["results"]["f32"]["running"][2].as_f64().unwrap();
+    let got = perplexity(&engine(&path, true), KvType::F32, &text, 3);
+    assert!((got / want - 1.0).abs() < 0.001, "{got} instead of {want}");
+}
+
+#[test]
+fn a_batch_of_answers_is_what_each_is_alone() {
+    let Some(path) = smollm2() else { return };
+    let engine = engine(&path, false);
+    let mut base = session(&engine, KvType::F16);
+    base.prefill(&ids(&cases(GREEDY)[2]["prompt_ids"])).unwrap();
+    let options = |seed| GenerateOptions {
+        max_tokens: Some(24),
+        sampler: SamplerOptions { seed: Some(seed), ..SamplerOptions::default() },
+        ..GenerateOptions::default()
+    };
+    let mut ignore = |_: neuropil::Piece<'_>| std::ops::ControlFlow::Continue(());
+    let mut batch: Vec<_> = (0..5).map(|_| base.fork()).collect();
+    let all: Vec<_> = (0..5).map(options).collect();
+    let together = engine.generate(&mut batch, &all, &mut ignore).unwrap();
+    for (seed, together) in together.iter().enumerate() {
+        let alone = base.fork().generate(&options(seed as u64), &mut ignore).unwrap();
+        assert_eq!(alone.tokens, together.tokens);
+    }
+}
