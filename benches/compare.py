@@ -34,15 +34,21 @@ def main():
     parser.add_argument("-r", type=int, default=5)
     parser.add_argument("-p", type=int, default=512)
     parser.add_argument("-n", type=int, default=128)
+    parser.add_argument("--busy", action="store_true", help="another process computes on CPU 0 meanwhile")
     a = parser.parse_args()
     common = ["-t", str(a.t), "-p", str(a.p), "-n", str(a.n), "-r", "1"]
     ours = [OURS, "bench", a.model, *common, "--json"]
     theirs = [a.llama_bench, "-m", a.model, *common, "-o", "json"]
+    neighbour = None
+    if a.busy:
+        neighbour = subprocess.Popen(["taskset", "-c", "0", "sh", "-c", "while :; do :; done"])
     rounds = []
     for number in range(a.r):
         order = [("ours", ours), ("theirs", theirs)]
         rounds.append({name: speeds(command) for name, command in (order if number % 2 == 0 else order[::-1])})
-    print(f"{os.path.basename(a.model)}, {a.t} threads, {a.r} paired rounds, tokens/s: median (least to most)")
+    if neighbour:
+        neighbour.kill()
+    print(f"{os.path.basename(a.model)}, {a.t} threads, {a.r} paired rounds, tokens/s: median (least to most){', CPU 0 busy' if a.busy else ''}")
     print(f"{'test':8} {'neuropil':>24} {'llama.cpp':>24} {'ratio':>7}")
     for test, size in (("pp", a.p), ("tg", a.n)):
         cells = []

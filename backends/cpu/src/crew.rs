@@ -57,13 +57,12 @@ impl Crew {
         cols: usize,
     ) -> Result<(), OutOfMemory> {
         activations.reserve(tokens, cols)?;
-        if x.len() < FEW_ACTIVATIONS {
+        if tokens == 1 || x.len() < FEW_ACTIVATIONS {
             activations.quantize(self.isa, x);
             return Ok(());
         }
         let parts = activations.parts(x);
-        // A claim is one tile of tokens, or a part of it when the row is long.
-        self.pool.run(self.pool.threads(), &|_| while parts.quantize_next(self.isa, FEW_ACTIVATIONS / 64) {});
+        self.pool.run(self.pool.threads(), &|_| while parts.quantize_next(self.isa) {});
         Ok(())
     }
 

@@ -132,13 +132,26 @@ fn a_prompt_that_does_not_fit_is_an_error_with_both_counts() {
     assert_eq!(run(&model, &["-p", "", "-n", "1", "--json"]).json()["prompt_tokens"], json!([BOS]));
 }
 
-#[test]
-fn a_reader_that_leaves_is_no_panic() {
-    let (_dir, model) = toy();
-    let args = ["run", arg(&model), "-p", "abc", "--temp", "1", "--ignore-eos", "--logit-bias", "101=5"];
+/// A run that cannot finish before it is told to stop, with its first byte of output read.
+fn endless(model: &std::path::Path) -> (std::process::Child, std::process::ChildStdout) {
+    let args = ["run", arg(model), "-p", "abc", "--temp", "1", "--ignore-eos", "--logit-bias", "101=30"];
     let mut child =
         command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0]).unwrap();
+    (child, out)
+}
+
+/// The model for it.
+fn slow() -> (TempDir, PathBuf) {
+    Toy { width: 512, ffn: 2048, layers: 8, context: 100_000, ..Toy::default() }.temp()
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_panic() {
+    let (_dir, model) = slow();
+    let (mut child, out) = endless(&model);
+    drop(out);
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(9), ""));
@@ -147,15 +160,8 @@ fn a_reader_that_leaves_is_no_panic() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_a_generation_with_what_there_is() {
-    // Large enough that it cannot finish before it is told to stop.
-    let toy = Toy { width: 512, ffn: 2048, layers: 8, context: 100_000, ..Toy::default() };
-    let (_dir, model) = toy.temp();
-    let args = ["run", arg(&model), "-p", "abc", "--temp", "1", "--ignore-eos", "--logit-bias", "101=30"];
-    let mut child =
-        command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut out = child.stdout.take().unwrap();
-    let mut first = [0];
-    out.read_exact(&mut first).unwrap();
+    let (_dir, model) = slow();
+    let (mut child, mut out) = endless(&model);
     let pid = child.id().to_string();
     assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let mut rest = String::new();

@@ -122,12 +122,12 @@ impl Isa {
         }
     }
 
-    /// Quantises the same columns of `height` tokens, `stride` apart in `x`, into the records of a tile.
-    pub(crate) fn quantize(self, x: &[f32], stride: usize, height: usize, records: &mut [u8]) {
-        let blocks = records.len() / (height * RECORD);
-        assert!(blocks * height * RECORD == records.len(), "records are whole");
-        assert!((height - 1) * stride + blocks * ACT_BLOCK <= x.len(), "x has the columns of the records");
-        let x = Rows { x: x.as_ptr(), stride, height, blocks };
+    /// Quantises `height` rows of `cols` activations into the records of a tile.
+    pub(crate) fn quantize(self, x: &[f32], cols: usize, height: usize, records: &mut [u8]) {
+        let blocks = cols / ACT_BLOCK;
+        assert!(2 * blocks * height * RECORD == records.len(), "records are those of the rows");
+        assert!(height * cols <= x.len() && cols.is_multiple_of(ACT_BLOCK), "x has the rows");
+        let x = Rows { x: x.as_ptr(), height, blocks };
         match self {
             Isa::Scalar => scalar::ScalarKernels.quantize(x, records),
             #[cfg(target_arch = "x86_64")]
@@ -171,9 +171,20 @@ pub(crate) struct Job<'a, 'y> {
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     x: *const f32,
-    stride: usize,
     height: usize,
     blocks: usize,
+}
+
+impl Rows {
+    /// Where a block of row `t` lies.
+    ///
+    /// # Safety
+    /// There is such a block.
+    #[inline(always)]
+    unsafe fn at(&self, t: usize, block: usize) -> *const f32 {
+        // SAFETY: as for this function.
+        unsafe { self.x.add((t * self.blocks + block) * ACT_BLOCK) }
+    }
 }
 
 /// The kernels of one instruction set; a value proves that the machine has it.

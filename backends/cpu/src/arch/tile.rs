@@ -8,13 +8,13 @@
 
 #![allow(clippy::needless_range_loop)] // sums over tokens index several arrays alike
 
-use super::format::{FloatFormat, Format, codes};
+use super::format::{FloatFormat, Format, codes as weight_codes};
 use super::lanes::Lanes;
 use super::rows::{Sums, VectorAt};
 use super::{Job, Rows};
-use crate::kernels::{Input, RECORD};
+use crate::kernels::{Input, RECORD, TILE};
 use crate::pack::{GROUP_ROWS, VECTOR};
-use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE};
+use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE, add_energy, is_outlier};
 use std::marker::PhantomData;
 
 /// How far ahead of its use a weight is fetched when there are few tokens.
@@ -41,6 +41,8 @@ impl<F: Format> Sums for Quantized<F> {
         input: *const u8,
         cols: usize,
     ) -> [[V::F; T]; N] {
+        // The refinements' records lie as far behind the others.
+        let fine = cols / ACT_BLOCK * T * RECORD;
         // SAFETY: the loops go once through the blocks of the groups and the records of the tile.
         unsafe {
             let (mut at, mut a) = (0, input);
@@ -58,7 +60,7 @@ impl<F: Format> Sums for Quantized<F> {
                     at += F::PACKED.head;
                     for _ in 0..F::STEPS {
                         for v in 0..N {
-                            step::<V, F, T>(w[v].group.add(at), a, w[v].r, heads[v], &mut acc[v]);
+                            step::<V, F, T>(w[v].group.add(at), a, fine, w[v].r, heads[v], &mut acc[v]);
                         }
                         at += F::PACKED.step();
                         a = a.add(T * RECORD);
@@ -126,40 +128,53 @@ impl<F: FloatFormat> Sums for Floats<F> {
 unsafe fn step<V: Lanes, F: Format, const T: usize>(
     w: *const u8,
     a: *const u8,
+    fine: usize,
     r: usize,
     head: [V::F; 2],
     acc: &mut [V::F; T],
 ) {
-    // SAFETY: w is at 32 columns of a group and a at the record of as many columns of a tile of height T.
+    // SAFETY: w is at 32 columns of a group and a at the record of as many columns of a tile of height T, with the
+    // record of their refinement `fine` bytes behind it.
     unsafe {
         if T <= 4 && r == 0 {
             for line in 0..F::PACKED.step().div_ceil(VECTOR) {
                 V::prefetch(w.wrapping_add(AHEAD + line * VECTOR));
             }
         }
-        let c = codes::<V, F>(w, r);
+        let c = weight_codes::<V, F>(w, r);
         let [dw, mw] = F::scales::<V>(head, w, r);
         let halves = F::halves::<V>(w, r);
-        for t in 0..T {
-            let q = a.add(t * ACT_BLOCK);
-            let d = a.add(T * ACT_BLOCK + 4 * t).cast::<f32>().read_unaligned();
-            let d_sum = a.add(T * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
-            let sum = a.add(T * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().read_unaligned();
-            let i = if F::HALVES {
-                let low = a.add(T * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().read_unaligned();
-                let c_low = [c[0], c[1], c[2], c[3]];
-                let c_high = [c[4], c[5], c[6], c[7]];
-                let low_dot = dot::<V, F, 4>(&c_low, q, low);
-                let high_dot = dot::<V, F, 4>(&c_high, q.add(16), sum - low);
-                // Exact: each product and their sum are integers below 2^24.
-                V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
-            } else {
-                V::to_f(dot::<V, F, 8>(&c, q, sum))
-            };
-            acc[t] = V::fma(V::mul(dw, V::splat(d)), i, acc[t]);
-            if F::MIN {
-                acc[t] = V::fma(mw, V::splat(d_sum), acc[t]);
+        let (mut a, mut refining) = (a, false);
+        loop {
+            for t in 0..T {
+                let q = a.add(t * ACT_BLOCK);
+                let d = a.add(T * ACT_BLOCK + 4 * t).cast::<f32>().read_unaligned();
+                if refining && d == 0.0 {
+                    continue;
+                }
+                let d_sum = a.add(T * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
+                let sum = a.add(T * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().read_unaligned();
+                let i = if F::HALVES {
+                    let low = a.add(T * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().read_unaligned();
+                    let c_low = [c[0], c[1], c[2], c[3]];
+                    let c_high = [c[4], c[5], c[6], c[7]];
+                    let low_dot = dot::<V, F, 4>(&c_low, q, low);
+                    let high_dot = dot::<V, F, 4>(&c_high, q.add(16), sum - low);
+                    // Exact: each product and their sum are integers below 2^24.
+                    V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
+                } else {
+                    V::to_f(dot::<V, F, 8>(&c, q, sum))
+                };
+                acc[t] = V::fma(V::mul(dw, V::splat(d)), i, acc[t]);
+                if F::MIN {
+                    acc[t] = V::fma(mw, V::splat(d_sum), acc[t]);
+                }
             }
+            let refined = a.add(T * (ACT_BLOCK + 16)).cast::<u32>().read_unaligned() != 0;
+            if refining || !refined {
+                break;
+            }
+            (a, refining) = (a.add(fine), true);
         }
     }
 }
@@ -180,36 +195,100 @@ unsafe fn dot<V: Lanes, F: Format, const N: usize>(c: &[V::W; N], q: *const u8, 
     }
 }
 
-/// Quantises activations into the records of a tile.
+/// Quantises rows of activations into the records of a tile.
 ///
 /// # Safety
-/// The features of V are enabled, `x` is good for its rows, and `records` has `x.height * x.blocks` records.
+/// The features of V are enabled, `x` is good for its rows, and `records` has `2 * x.height * x.blocks` records.
 #[inline(always)]
 pub(super) unsafe fn quantize<V: Lanes>(x: Rows, records: &mut [u8]) {
-    let (h, out) = (x.height, records.as_mut_ptr());
-    for block in 0..x.blocks {
+    let h = x.height;
+    let (coarse, behind) = (records.as_mut_ptr(), x.blocks * h * RECORD);
+    // SAFETY: each row has its blocks, and each record has a place for token t in each field.
+    unsafe {
+        // The largest magnitudes first: what stands out of a row is known only at its end.
+        let mut energies = [0.0; TILE];
         for t in 0..h {
-            // SAFETY: row t has this block, and the record of the block has a place for token t in each field.
-            unsafe {
-                let x = x.x.add(t * x.stride + block * ACT_BLOCK);
-                let record = out.add(block * h * RECORD);
-                let mut d = f32::NAN;
-                let amax = f32::from_bits(V::max_magnitude(x));
-                let q = record.add(t * ACT_BLOCK);
-                let (mut low, mut high) = (0, 0);
+            for block in 0..x.blocks {
+                let amax = f32::from_bits(V::max_magnitude(x.at(t, block)));
+                energies[t] = add_energy(energies[t], amax);
+                put_scale(coarse.add(block * h * RECORD), h, t, amax);
+            }
+        }
+        for block in 0..x.blocks {
+            let record = coarse.add(block * h * RECORD);
+            let mut refined = [false; TILE];
+            for t in 0..h {
+                let amax = scale(record, h, t);
+                refined[t] = amax.is_finite() && is_outlier(amax, energies[t], x.blocks);
                 if amax.is_finite() {
-                    d = amax / 127.0;
-                    let id = 127.0 / amax;
-                    (low, high) = V::quantize(x, if id.is_finite() { id } else { 0.0 }, q);
+                    codes::<V>(record, h, t, x.at(t, block), amax / 127.0, 127.0 / amax);
                 } else {
-                    q.write_bytes(0, ACT_BLOCK);
+                    record.add(t * ACT_BLOCK).write_bytes(0, ACT_BLOCK);
+                    put(record, h, t, f32::NAN, 0, 0);
                 }
-                let sum = low + high;
-                record.add(h * ACT_BLOCK + 4 * t).cast::<f32>().write_unaligned(d);
-                record.add(h * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().write_unaligned(d * sum as f32);
-                record.add(h * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().write_unaligned(sum);
-                record.add(h * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().write_unaligned(low);
+            }
+            let any = refined.contains(&true);
+            for t in 0..h {
+                record.add(h * (ACT_BLOCK + 16) + 4 * t).cast::<u32>().write_unaligned(u32::from(any));
+                if refined[t] {
+                    let d = scale(record, h, t);
+                    let q = record.add(t * ACT_BLOCK).cast::<[i8; ACT_BLOCK]>().read();
+                    let mut left = x.at(t, block).cast::<[f32; ACT_BLOCK]>().read();
+                    left.iter_mut().zip(q).for_each(|(x, q)| *x = (-d).mul_add(f32::from(q), *x));
+                    codes::<V>(record.add(behind), h, t, left.as_ptr(), d / 254.0, 254.0 / d);
+                } else if any {
+                    put_scale(record.add(behind), h, t, 0.0);
+                }
             }
         }
     }
+}
+
+/// Writes token t's codes of 32 activations, with scale d, to a record.
+///
+/// # Safety
+/// The features of V are enabled, `x` is good for 32 floats, and the record has a token t of h.
+#[inline(always)]
+unsafe fn codes<V: Lanes>(record: *mut u8, h: usize, t: usize, x: *const f32, d: f32, id: f32) {
+    // SAFETY: as for this function.
+    unsafe {
+        let id = if id.is_finite() { id } else { 0.0 };
+        let (low, high) = V::quantize(x, id, record.add(t * ACT_BLOCK));
+        put(record, h, t, d, low + high, low);
+    }
+}
+
+/// Writes token t's scale and sums to a record.
+///
+/// # Safety
+/// The record has a token t of h.
+#[inline(always)]
+unsafe fn put(record: *mut u8, h: usize, t: usize, d: f32, sum: i32, low: i32) {
+    // SAFETY: as for this function.
+    unsafe {
+        put_scale(record, h, t, d);
+        record.add(h * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().write_unaligned(d * sum as f32);
+        record.add(h * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().write_unaligned(sum);
+        record.add(h * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().write_unaligned(low);
+    }
+}
+
+/// Writes token t's scale to a record.
+///
+/// # Safety
+/// The record has a token t of h.
+#[inline(always)]
+unsafe fn put_scale(record: *mut u8, h: usize, t: usize, d: f32) {
+    // SAFETY: as for this function.
+    unsafe { record.add(h * ACT_BLOCK + 4 * t).cast::<f32>().write_unaligned(d) }
+}
+
+/// Token t's scale in a record.
+///
+/// # Safety
+/// The record has a token t of h.
+#[inline(always)]
+unsafe fn scale(record: *const u8, h: usize, t: usize) -> f32 {
+    // SAFETY: as for this function.
+    unsafe { record.add(h * ACT_BLOCK + 4 * t).cast::<f32>().read_unaligned() }
 }

@@ -5,8 +5,9 @@
 //! [`neuropil_device::quant::quantize_activations`].
 //!
 //! Tokens are cut in tiles of 8, then one each of 4, 2 and 1 as needed. A tile of height h has for each 32
-//! columns: `i8 q[h][32]`, `f32 d[h]`, `f32 d·sum[h]`, `i32 sum[h]`, `i32 low[h]`, where `low` is the sum of the
-//! first 16 codes.
+//! columns a record `i8 q[h][32]`, `f32 d[h]`, `f32 d·sum[h]`, `i32 sum[h]`, `i32 low[h]`, `u32 fine[h]`, where `low`
+//! is the sum of the first 16 codes. Behind these come as many records again for the refinements. They hold something
+//! only where `fine` says that a token of the tile is refined in this block; there the scale of the others is 0.
 
 use crate::arch::Isa;
 use crate::mem::{AlignedBytes, Claims, OutOfMemory};
@@ -15,7 +16,7 @@ use neuropil_device::quant::ACT_BLOCK;
 /// Tokens in a full tile.
 pub(crate) const TILE: usize = 8;
 /// Bytes of 32 columns of one token.
-pub(crate) const RECORD: usize = ACT_BLOCK + 16;
+pub(crate) const RECORD: usize = ACT_BLOCK + 20;
 
 /// Height of the tile that starts at token `start`.
 pub(crate) fn tile_height(start: usize, tokens: usize) -> usize {
@@ -25,6 +26,11 @@ pub(crate) fn tile_height(start: usize, tokens: usize) -> usize {
         2.. => 2,
         rest => rest,
     }
+}
+
+/// Bytes of all records of one token.
+fn token_bytes(cols: usize) -> usize {
+    2 * (cols / ACT_BLOCK) * RECORD
 }
 
 /// The quantised activations of some tokens. The memory is kept from use to use.
@@ -48,7 +54,7 @@ impl Activations {
     pub fn reserve(&mut self, tokens: usize, cols: usize) -> Result<(), OutOfMemory> {
         assert!(cols.is_multiple_of(ACT_BLOCK), "{cols} activations are not blocks of {ACT_BLOCK}");
         let too_much = OutOfMemory(usize::MAX);
-        let len = (cols / ACT_BLOCK * RECORD).checked_mul(tokens).ok_or(too_much)?;
+        let len = token_bytes(cols).checked_mul(tokens).ok_or(too_much)?;
         if len > self.bytes.as_ref().len() {
             self.bytes = AlignedBytes::zeroed(len)?;
         }
@@ -72,7 +78,7 @@ impl Activations {
     /// When `x` has another length.
     pub fn quantize(&mut self, isa: Isa, x: &[f32]) {
         let parts = self.parts(x);
-        while parts.quantize_next(isa, usize::MAX) {}
+        while parts.quantize_next(isa) {}
     }
 
     /// Prepares to quantise `x[tokens, cols]` on several threads.
@@ -82,13 +88,13 @@ impl Activations {
     pub fn parts<'a>(&'a mut self, x: &'a [f32]) -> ActivationParts<'a> {
         assert_eq!(Some(x.len()), self.tokens.checked_mul(self.cols), "x is tokens x cols");
         let (tokens, cols) = (self.tokens, self.cols);
-        let len = tokens * (cols / ACT_BLOCK) * RECORD;
+        let len = tokens * token_bytes(cols);
         ActivationParts { x, tokens, cols, claims: Claims::new(&mut self.bytes.as_mut()[..len]) }
     }
 
-    /// The records of the tile that starts at token `start`, for all columns.
+    /// The records of the tile that starts at token `start`, for all columns, and those of its refinements.
     pub(crate) fn tile(&self, start: usize) -> &[u8] {
-        let token = self.cols / ACT_BLOCK * RECORD;
+        let token = token_bytes(self.cols);
         &self.bytes.as_ref()[start * token..][..tile_height(start, self.tokens) * token]
     }
 }
@@ -103,35 +109,13 @@ pub struct ActivationParts<'a> {
 }
 
 impl ActivationParts<'_> {
-    /// Quantises the next part: up to `blocks` blocks of 32 columns (at least one) of one tile. False when nothing
-    /// was left.
-    pub fn quantize_next(&self, isa: Isa, blocks: usize) -> bool {
-        let token_bytes = self.cols / ACT_BLOCK * RECORD;
-        // Where a piece starts says which tile and column it is: (token, height, block).
-        let place = |at: usize| {
-            let token = at / token_bytes;
-            let start = if token < self.tokens / TILE * TILE {
-                token / TILE * TILE
-            } else {
-                // Behind the full tiles come one each of 4, 2 and 1.
-                let mut start = self.tokens / TILE * TILE;
-                while token >= start + tile_height(start, self.tokens) {
-                    start += tile_height(start, self.tokens);
-                }
-                start
-            };
-            let height = tile_height(start, self.tokens);
-            (start, height, (at - start * token_bytes) / (height * RECORD))
-        };
-        let piece = self.claims.claim(|at| {
-            let (start, height, block) = place(at);
-            let last = block.saturating_add(blocks.max(1)).min(self.cols / ACT_BLOCK);
-            start * token_bytes + last * height * RECORD
-        });
+    /// Quantises the next tile: a row's outliers are known only when all of it was seen. False when nothing was left.
+    pub fn quantize_next(&self, isa: Isa) -> bool {
+        let token_bytes = token_bytes(self.cols);
+        let height = |at: usize| tile_height(at / token_bytes, self.tokens);
+        let piece = self.claims.claim(|at| at + height(at) * token_bytes);
         let Some((at, records)) = piece else { return false };
-        let (start, height, block) = place(at);
-        let x = &self.x[start * self.cols + block * ACT_BLOCK..];
-        isa.quantize(x, self.cols, height, records);
+        isa.quantize(&self.x[at / token_bytes * self.cols..], self.cols, height(at), records);
         true
     }
 }
@@ -139,7 +123,7 @@ impl ActivationParts<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neuropil_device::quant::quantize_activations;
+    use neuropil_device::quant::{QuantizedRow, quantize_activations};
 
     /// The value of one field of a record.
     fn field<const N: usize>(tile: &[u8], height: usize, block: usize, offset: usize, t: usize) -> [u8; N] {
@@ -153,25 +137,39 @@ mod tests {
         let mut start = 0;
         while start < tokens {
             let height = tile_height(start, tokens);
-            for t in 0..height {
-                let (mut q, mut d, mut sum) = (vec![0; cols], vec![0.0; blocks], vec![0; blocks]);
-                quantize_activations(&x[(start + t) * cols..][..cols], &mut q, &mut d, &mut sum);
-                for b in 0..blocks {
-                    let tile = acts.tile(start);
-                    let codes: [u8; 32] = field(tile, height, b, 0, t);
-                    let want: &[i8] = &q[b * 32..][..32];
-                    assert_eq!(bytemuck::cast_slice::<u8, i8>(&codes), want);
-                    let float = |offset| f32::from_le_bytes(field(tile, height, b, offset, t));
-                    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-                    assert!(same(float(32), d[b]));
-                    assert!(same(float(36), d[b] * sum[b] as f32));
-                    assert_eq!(i32::from_le_bytes(field(tile, height, b, 40, t)), sum[b]);
-                    let low: i32 = want[..16].iter().map(|q| i32::from(*q)).sum();
-                    assert_eq!(i32::from_le_bytes(field(tile, height, b, 44, t)), low);
+            let tile = acts.tile(start);
+            let rows: Vec<_> =
+                (start..start + height).map(|t| quantize_activations(&x[t * cols..][..cols])).collect();
+            for b in 0..blocks {
+                let fine = rows.iter().any(|(_, fine)| fine.d[b] != 0.0);
+                for (t, (row, refinement)) in rows.iter().enumerate() {
+                    let flag = u32::from_le_bytes(field(tile, height, b, 48, t));
+                    assert_eq!(flag, u32::from(fine));
+                    check_record(tile, height, b, t, row, b);
+                    if fine {
+                        check_record(tile, height, blocks + b, t, refinement, b);
+                    }
                 }
             }
             start += height;
         }
+    }
+
+    /// Compares token `t` of the `at`-th record of a tile with block `b` of a row.
+    fn check_record(tile: &[u8], height: usize, at: usize, t: usize, row: &QuantizedRow, b: usize) {
+        let codes: [u8; 32] = field(tile, height, at, 0, t);
+        let want: &[i8] = &row.q[b * 32..][..32];
+        let float = |offset| f32::from_le_bytes(field(tile, height, at, offset, t));
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        assert!(same(float(32), row.d[b]));
+        if row.d[b] == 0.0 {
+            return;
+        }
+        assert_eq!(bytemuck::cast_slice::<u8, i8>(&codes), want);
+        assert!(same(float(36), row.d[b] * row.sum[b] as f32));
+        assert_eq!(i32::from_le_bytes(field(tile, height, at, 40, t)), row.sum[b]);
+        let low: i32 = want[..16].iter().map(|q| i32::from(*q)).sum();
+        assert_eq!(i32::from_le_bytes(field(tile, height, at, 44, t)), low);
     }
 
     #[test]
@@ -179,12 +177,13 @@ mod tests {
         let mut acts = Activations::new().unwrap();
         for isa in Isa::all_available() {
             for tokens in [1, 2, 3, 7, 8, 9, 21] {
-                let cols = 96;
+                let cols = 320;
                 let mut x: Vec<f32> =
                     (0..tokens * cols).map(|i| ((i * 7919 % 1009) as f32 - 504.0) * 0.01).collect();
                 x[..32].fill(0.0);
                 x[5] = -0.0;
                 x[40] = 127.0;
+                x[cols - 1] = -90.0;
                 x[41] = 0.5;
                 x[42] = -1.5;
                 if tokens > 1 {
@@ -203,14 +202,15 @@ mod tests {
     #[test]
     fn threads_share_the_work() {
         let (tokens, cols) = (13, 320);
-        let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.1).sin()).collect();
+        let mut x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.1).sin()).collect();
+        x.iter_mut().step_by(1500).for_each(|x| *x = 30.0);
         let mut acts = Activations::new().unwrap();
         acts.reserve(tokens, cols).unwrap();
         let parts = acts.parts(&x);
         std::thread::scope(|s| {
-            for blocks in 1..4 {
+            for _ in 1..4 {
                 let parts = &parts;
-                s.spawn(move || while parts.quantize_next(Isa::detect(), blocks) {});
+                s.spawn(move || while parts.quantize_next(Isa::detect()) {});
             }
         });
         check(&acts, &x);

@@ -14,7 +14,9 @@
 //!   scale `dx` and the sum of the codes. A [`Group`] of 32 weights has integer codes, a scale `dw` and maybe
 //!   a minimum `mw`. `I` is the exact integer dot product of both codes (for Q6_K each half of 16 is multiplied
 //!   by its own integer scale). Then `acc = fma(dw · dx, I, acc)` with `dw · dx` rounded to f32, and for
-//!   formats with a minimum `acc = fma(mw, dx · sum, acc)` with `dx · sum` rounded to f32.
+//!   formats with a minimum `acc = fma(mw, dx · sum, acc)` with `dx · sum` rounded to f32. A block of activations that
+//!   stands out of its row has a refinement, codes of what the first ones left over: the same terms once more with
+//!   these.
 //!
 //! Nothing is reassociated. NaN stays NaN; which NaN is not specified.
 //!
@@ -25,7 +27,7 @@ mod blocks;
 mod quantize;
 pub mod reference;
 
-pub use activations::{ACT_BLOCK, quantize_activations};
+pub use activations::{ACT_BLOCK, OUTLIER, QuantizedRow, add_energy, is_outlier, quantize_activations};
 pub use blocks::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group, Half,
     QuantBlock, scale_min,

@@ -1,8 +1,8 @@
 //! The numeric law as scalar code: slow, short, and what every kernel must equal bit by bit.
 
 use super::{
-    ACT_BLOCK, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP,
-    QuantBlock, dequantize_row, quantize_activations,
+    BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group,
+    QuantBlock, QuantizedRow, dequantize_row, quantize_activations,
 };
 use crate::DType;
 
@@ -43,20 +43,17 @@ pub fn matmul(
     }
 }
 
-/// The activations of one token: as they came, or quantised.
+/// The activations of one token: as they came, and quantised where the weights are.
 struct Input<'a> {
     x: &'a [f32],
-    q: Vec<i8>,
-    dx: Vec<f32>,
-    sum: Vec<i32>,
+    row: QuantizedRow,
+    fine: QuantizedRow,
 }
 
 impl<'a> Input<'a> {
     fn new(x: &'a [f32], quantized: bool) -> Self {
-        let n = if quantized { x.len() } else { 0 };
-        let (mut q, mut dx, mut sum) = (vec![0; n], vec![0.0; n / ACT_BLOCK], vec![0; n / ACT_BLOCK]);
-        quantize_activations(&x[..n], &mut q, &mut dx, &mut sum);
-        Input { x, q, dx, sum }
+        let (row, fine) = quantize_activations(if quantized { x } else { &[] });
+        Input { x, row, fine }
     }
 }
 
@@ -90,23 +87,32 @@ fn dot_float(dtype: DType, row: &[u8], x: &[f32]) -> f32 {
 
 fn dot_quantized<B: QuantBlock>(row: &[u8], input: &Input<'_>) -> f32 {
     let blocks: &[B] = bytemuck::cast_slice(row);
-    let groups = input.dx.len();
+    let groups = input.row.d.len();
     let mut total = 0.0f32;
     for slice in (0..groups).step_by(SLICE / GROUP) {
         let mut acc = 0.0f32;
         for g in slice..groups.min(slice + SLICE / GROUP) {
             let w = blocks[g / B::GROUPS].group(g % B::GROUPS);
-            let (dx, sum) = (input.dx[g], input.sum[g]);
-            let mut i = 0;
-            for (k, (code, q)) in w.codes.iter().zip(&input.q[g * GROUP..]).enumerate() {
-                i += w.scales[k / 16] * (i32::from(*code) - w.offset) * i32::from(*q);
-            }
-            acc = (w.dw * dx).mul_add(i as f32, acc);
-            if let Some(mw) = w.mw {
-                acc = mw.mul_add(dx * sum as f32, acc);
+            acc = add_group(acc, &w, &input.row, g);
+            if input.fine.d[g] != 0.0 {
+                acc = add_group(acc, &w, &input.fine, g);
             }
         }
         total += acc;
     }
     total
+}
+
+/// The terms of one group of weights.
+fn add_group(acc: f32, w: &Group, input: &QuantizedRow, g: usize) -> f32 {
+    let (d, sum) = (input.d[g], input.sum[g]);
+    let mut i = 0;
+    for (k, (code, q)) in w.codes.iter().zip(&input.q[g * GROUP..]).enumerate() {
+        i += w.scales[k / 16] * (i32::from(*code) - w.offset) * i32::from(*q);
+    }
+    let acc = (w.dw * d).mul_add(i as f32, acc);
+    match w.mw {
+        Some(mw) => mw.mul_add(d * sum as f32, acc),
+        None => acc,
+    }
 }
