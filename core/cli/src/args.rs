@@ -3,8 +3,10 @@
 //! A flag exists only where it does something. Ranges are checked here, so that a wrong value is refused before a
 //! model is loaded.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use neuropil::model::KvType;
 
@@ -64,8 +66,8 @@ pub struct EngineFlags {
     pub threads: u32,
     /// Most tokens to hold, prompt and answer together; default: as many as the model was made for
     #[arg(long, value_name = "N", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
-    pub ctx: Option<u64>,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx: Option<u32>,
     /// Precision of the cache of keys and values
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv: Kv,
@@ -80,7 +82,7 @@ pub struct EngineFlags {
 impl EngineFlags {
     /// The context asked for.
     pub fn context(&self) -> Option<usize> {
-        self.ctx.map(|n| usize::try_from(n).unwrap_or(usize::MAX))
+        self.ctx.map(|n| n as usize)
     }
 }
 
@@ -167,10 +169,10 @@ pub struct SamplingFlags {
     #[arg(long, value_name = "ID=BIAS", value_parser = bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the random choice; default: another one each time (--json tells which)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub seed: Option<u64>,
     /// Text that ends the generation and is not part of it; may be repeated
-    #[arg(long, value_name = "TEXT", value_parser = not_empty, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = stop(), allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// Go on after the model's end tokens
     #[arg(long)]
@@ -237,8 +239,24 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     Ok((id, bias))
 }
 
-fn not_empty(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("it must not be empty".into()) } else { Ok(text.into()) }
+fn whole(text: &str) -> Result<u64, String> {
+    text.trim().parse().map_err(|_| format!("it must be a whole number from 0 to {}", u64::MAX))
+}
+
+/// A text that must be UTF-8. The parser's own refusal would not name the flag.
+pub fn text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(utf8)
+}
+
+fn stop() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|given| {
+        utf8(given)
+            .and_then(|text| if text.is_empty() { Err("it must not be empty".into()) } else { Ok(text) })
+    })
+}
+
+fn utf8(given: OsString) -> Result<String, String> {
+    given.into_string().map_err(|_| "it is not valid UTF-8; give it in UTF-8".into())
 }
 
 #[cfg(test)]

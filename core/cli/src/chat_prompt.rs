@@ -7,6 +7,9 @@ use crate::error::CliError;
 
 /// The tokens of a conversation, up to where the next answer begins.
 pub fn encode(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>, CliError> {
-    let text = engine.chat_template()?.render(messages, true).map_err(EngineError::from)?;
-    Ok(engine.tokenizer()?.encode_chat(&text).map_err(EngineError::from)?)
+    let tokens = || -> Result<_, EngineError> {
+        let text = engine.chat_template()?.render(messages, true)?;
+        Ok(engine.tokenizer()?.encode_chat(&text)?)
+    };
+    tokens().map_err(|error| CliError::of_model(engine.gguf().path(), error))
 }

@@ -28,10 +28,10 @@ pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
         builder = builder.backend(&cpu(flags.threads)?)?;
     }
     let bar = Bar::bytes("loading");
-    let engine = builder.on_progress(|done, total| bar.set(done, total)).build()?;
-    if let Ok(tokenizer) = engine.tokenizer() {
-        tokenizer.notes().iter().for_each(output::note);
-    }
+    let engine = builder.on_progress(|done, total| bar.set(done, total)).build();
+    drop(bar);
+    let engine = engine.map_err(|error| CliError::of_model(model, error))?;
+    engine.notes().iter().for_each(output::note);
     Ok(engine)
 }
 
@@ -40,10 +40,15 @@ pub fn session_options(flags: &EngineFlags) -> SessionOptions {
     SessionOptions { context: flags.context(), kv: flags.kv.kind() }
 }
 
+/// The model's tokenizer.
+pub fn tokenizer(engine: &Engine) -> Result<&Tokenizer, CliError> {
+    engine.tokenizer().map_err(|error| CliError::of_model(engine.gguf().path(), error))
+}
+
 /// The tokens of a raw text.
 pub fn encode(tokenizer: &Tokenizer, text: &[u8], flags: TextFlags) -> Result<Vec<u32>, CliError> {
     let options = EncodeOptions { add_special: !flags.no_special, parse_special: flags.parse_special };
-    tokenizer.encode(text, options).map_err(|error| CliError::new(Exit::Prompt, error))
+    Ok(tokenizer.encode(text, options)?)
 }
 
 /// All of standard input, byte for byte.

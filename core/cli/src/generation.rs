@@ -5,8 +5,8 @@ use std::hash::BuildHasher;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use neuropil::engine::{Engine, FinishReason, GenerateOptions, Generation, Piece, Session};
-use neuropil::model::sampler::SamplerOptions;
+use neuropil::engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session};
+use neuropil::model::sampler::{SamplerError, SamplerOptions};
 use neuropil::pipeline::StepTimes;
 use neuropil_device::KV_PAGE;
 use serde_json::{Map, Value, json};
@@ -75,10 +75,10 @@ pub fn generate(
     let start = Instant::now();
     session.cancel_token().reset();
     let watch = interrupts.watch(vec![session.cancel_token()]);
-    session.set_tokens(prompt)?;
+    let read = session.set_tokens(prompt);
     let prefill = start.elapsed();
     drop(watch);
-    if prompt.len() == session.context() {
+    if read.is_ok() && prompt.len() == session.context() {
         output::note(format!(
             "the prompt fills the context of {} tokens exactly; there is room for one token of an answer",
             prompt.len()
@@ -99,7 +99,15 @@ pub fn generate(
         }
     };
     let start = Instant::now();
-    let generations = engine.generate(&mut sessions, options, &mut on_piece)?;
+    let generations = match read.and_then(|()| engine.generate(&mut sessions, options, &mut on_piece)) {
+        Ok(generations) => generations,
+        // Ctrl-C before the first token: that is an answer too, an empty one.
+        Err(EngineError::Cancelled) => options.iter().map(|_| cancelled()).collect(),
+        Err(error @ (EngineError::Sampler(SamplerError::NotANumber { .. }) | EngineError::Device(_))) => {
+            return Err(CliError::of_model(engine.gguf().path(), error));
+        }
+        Err(error) => return Err(error.into()),
+    };
     let decode = start.elapsed();
     drop(watch);
     if let Some(error) = failure {
@@ -116,6 +124,15 @@ pub fn generate(
         kv_bytes: kv_bytes(&sessions, prompt.len()),
     };
     Ok((outcome, sessions))
+}
+
+fn cancelled() -> Generation {
+    Generation {
+        tokens: Vec::new(),
+        text: String::new(),
+        finish_reason: FinishReason::Cancelled,
+        latencies: Vec::new(),
+    }
 }
 
 fn difference(after: StepTimes, before: StepTimes) -> StepTimes {

@@ -22,19 +22,19 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Verb};
-use error::{CliError, Exit, one_line};
+use error::{CliError, Exit, message_line};
 use signal::Interrupts;
 
 fn main() -> ExitCode {
     // A bug must look like one: one line, and a code of its own instead of the usual 101.
     panic::set_hook(Box::new(|info| {
-        output::say(&format!("bug: {}; please report it", one_line(&info.to_string())))
+        output::say(&format!("bug: {}; please report it", message_line(&info.to_string())))
     }));
     match panic::catch_unwind(AssertUnwindSafe(start)) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
             if !error.message.is_empty() {
-                output::say(&format!("error: {}", one_line(&error.message)));
+                output::say(&format!("error: {}", message_line(&error.message)));
             }
             ExitCode::from(error.exit as u8)
         }
@@ -65,10 +65,17 @@ fn start() -> Result<(), CliError> {
 
 /// The parser's message without its usage part, on one line.
 fn usage_line(error: &clap::Error) -> String {
+    if error.kind() == clap::error::ErrorKind::InvalidUtf8 {
+        return "an argument is not valid UTF-8; only file names and the text of -p may be".into();
+    }
     let text = error.to_string();
     let said = text.split("\n\nUsage:").next().unwrap_or_default().split("\n\nFor more information").next();
     let mut line = String::new();
     for part in said.unwrap_or_default().lines().map(str::trim).filter(|part| !part.is_empty()) {
+        // "to pass '--x' as a value, use '-- --x'": no verb takes such a value there.
+        if part.starts_with("tip: to pass") {
+            continue;
+        }
         let part = part.strip_prefix("error: ").unwrap_or(part);
         let joint = match line.chars().last() {
             None => "",

@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::Value;
 
-use crate::error::{CliError, Exit, one_line};
+use crate::error::{CliError, Exit, message_line};
 
 /// Writes bytes to standard output and makes sure that they are out.
 pub fn bytes(bytes: &[u8]) -> Result<(), CliError> {
@@ -29,7 +29,7 @@ pub fn json(document: &Value) -> Result<(), CliError> {
 
 /// Tells the user something on standard error, on one line.
 pub fn note(message: impl AsRef<str>) {
-    say(&format!("note: {}", one_line(message.as_ref())));
+    say(&format!("note: {}", message_line(message.as_ref())));
 }
 
 /// Writes a line to standard error as it is. A standard error that is closed has nobody to tell.

@@ -57,6 +57,12 @@ struct Row {
 /// Runs the verb.
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let (n_prompt, n_gen) = (args.n_prompt as usize, args.n_gen as usize);
+    if n_prompt + n_gen == 0 {
+        return Err(CliError::new(
+            Exit::Usage,
+            "-p 0 and -n 0 leave nothing to measure; give one of them more; see neuropil --help, or --help after a verb",
+        ));
+    }
     let engine = engine::open(&args.model.path, &args.engine)?;
     let mut session = engine.session(engine::session_options(&args.engine))?;
     let longest = n_prompt.max(n_gen);

@@ -10,16 +10,16 @@ use neuropil::engine::{Engine, FinishReason, Session};
 use neuropil::model::chat::Message;
 use serde_json::{Value, json};
 
-use crate::args::{EngineFlags, ModelFile, SamplingFlags};
+use crate::args::{self, EngineFlags, ModelFile, SamplingFlags};
 use crate::chat_prompt;
 use crate::engine;
-use crate::error::{CliError, Exit, one_line};
+use crate::error::{CliError, Exit, message_line};
 use crate::generation::{self, Outcome};
 use crate::signal::Interrupts;
 use crate::{memory, output};
 
 const HELP: &str = "/reset forgets the conversation, /stats shows speed and memory, /system TEXT sets the system \
-                    message and starts anew; Ctrl-C stops an answer, Ctrl-D ends";
+                    message and starts anew, /help says this; Ctrl-C stops an answer, Ctrl-D ends";
 
 /// Bytes of a line that are taken at a time; the tokenizer takes no longer text.
 const LONGEST_LINE: u64 = 1 << 30;
@@ -30,13 +30,15 @@ const LONGEST_LINE: u64 = 1 << 30;
   neuropil chat model.gguf --system \"Answer in one sentence.\"
   printf 'Hi!\\nWhat did I just say?\\n' | neuropil chat model.gguf --temp 0
 
-Commands: /reset, /stats, /system TEXT. Each answer ends with a line end. Ctrl-C stops the answer, Ctrl-D ends. With
---json the output is {\"turns\":[..]} at the end, each turn with the fields of run.")]
+Commands: /reset, /stats, /system TEXT, /help; a message that begins with / needs a space before it. Each answer ends
+with a line end. Ctrl-C stops the answer, Ctrl-D ends. With --json the output is {\"turns\":[..]} at the end, each turn
+with the fields of run. When a turn from a pipe fails, the program ends with its error, and the turns before it are
+still in the output.")]
 pub struct Args {
     #[command(flatten)]
     model: ModelFile,
     /// The system message
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = args::text())]
     system: Option<String>,
     #[command(flatten)]
     sampling: SamplingFlags,
@@ -51,38 +53,51 @@ pub struct Args {
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let engine = engine::open(&args.model.path, &args.engine)?;
     // A model without a template is told so before the first line, not after it.
-    engine.chat_template()?;
+    engine.chat_template().map_err(|error| CliError::of_model(&args.model.path, error))?;
     let terminal = io::stdin().is_terminal();
     let mut chat = Chat::new(args, engine, terminal)?;
     if terminal {
         output::say(HELP);
     }
     let mut input = io::stdin().lock();
+    let mut end = Ok(());
     loop {
         if terminal {
             interrupts.hint_when_idle("\nCtrl-D ends, and so does Ctrl-C once more\n> ");
             output::prompt("> ");
         }
-        let Some(line) = read_line(&mut input)? else { break };
+        let line = match read_line(&mut input) {
+            Ok(Some(line)) => line,
+            Ok(None) => break,
+            Err(error) => {
+                end = Err(error);
+                break;
+            }
+        };
         match chat.take(&line, interrupts) {
             Ok(()) => {}
             // On a terminal the user can shorten or reset; what was wrong is said and the conversation goes on.
             Err(error) if terminal && error.exit == Exit::Prompt => {
-                output::say(&format!("error: {}; or /reset", one_line(&error.message)));
+                output::say(&format!("error: {}; or /reset", message_line(&error.message)));
             }
-            // Ctrl-C while the model still read the question.
-            Err(error) if terminal && error.exit == Exit::Interrupted => output::say(""),
-            Err(error) => return Err(error),
+            Err(error) if terminal && error.exit == Exit::Usage => {
+                output::say(&format!("error: {}", message_line(&error.message)));
+            }
+            Err(error) => {
+                end = Err(error);
+                break;
+            }
         }
     }
     if terminal {
         output::say("");
     }
-    if args.json {
+    // A turn that fails takes none of the answers with it that were there before.
+    if args.json && (end.is_ok() || !chat.report.is_empty()) {
         let memory = generation::memory_json(&chat.engine, chat.kv_bytes());
         output::json(&json!({ "turns": chat.report, "seed": chat.seed, "memory": memory }))?;
     }
-    Ok(())
+    end
 }
 
 /// The next line without its end; nothing at the end of the input.
@@ -137,7 +152,7 @@ impl<'a> Chat<'a> {
     }
 
     fn take(&mut self, line: &str, interrupts: &Interrupts) -> Result<(), CliError> {
-        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match word {
             _ if line.trim().is_empty() => Ok(()),
             "/reset" => {
@@ -153,10 +168,17 @@ impl<'a> Chat<'a> {
                 output::say(&self.stats());
                 Ok(())
             }
-            "/help" if self.terminal => {
+            "/help" => {
                 output::say(HELP);
                 Ok(())
             }
+            _ if line.starts_with('/') => Err(CliError::new(
+                Exit::Usage,
+                format!(
+                    "{word} is no command; there are /reset, /stats, /system TEXT and /help, and a message that \
+                     begins with / needs a space before it"
+                ),
+            )),
             _ => self.answer(line, interrupts),
         }
     }
@@ -181,8 +203,11 @@ impl<'a> Chat<'a> {
             output::text("\n")?;
         }
         let Some(generation) = outcome.first() else { return Ok(()) };
-        self.turns.push(Message::new("user", text));
-        self.turns.push(Message::new("assistant", &generation.text));
+        // A question that the model did not read to its end is not asked.
+        if !(outcome.interrupted() && generation.tokens.is_empty()) {
+            self.turns.push(Message::new("user", text));
+            self.turns.push(Message::new("assistant", &generation.text));
+        }
         if json {
             let mut turn = json!({ "user": text });
             let seed = self.seed.wrapping_add(self.answers - 1);

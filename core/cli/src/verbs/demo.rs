@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use neuropil::engine::Engine;
 use neuropil::model::chat::Message;
 
-use crate::args::{EngineFlags, SamplingFlags, TextFlags};
+use crate::args::{self, EngineFlags, SamplingFlags, TextFlags};
 use crate::chat_prompt;
 use crate::error::{CliError, one_line};
 use crate::generation::{self, Outcome, ms};
@@ -29,7 +29,8 @@ pub struct Args {
         long,
         value_name = "TEXT",
         default_value = "Why is the sky blue?",
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        value_parser = args::text()
     )]
     prompt: String,
     /// Where the default model is kept; default: neuropil in the user's cache directory
@@ -53,7 +54,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         Err(error) if engine.chat_template().is_err() => {
             output::note(format!("{}; the question is given as plain text", error.message));
             let flags = TextFlags { parse_special: false, no_special: false };
-            engine::encode(engine.tokenizer()?, args.prompt.as_bytes(), flags)?
+            engine::encode(engine::tokenizer(&engine)?, args.prompt.as_bytes(), flags)?
         }
         prompt => prompt?,
     };

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::args::{EngineFlags, ModelFile};
 use crate::engine;
-use crate::error::{CliError, Exit};
+use crate::error::{CliError, Exit, NAN_CURE};
 use crate::output;
 use crate::progress::Bar;
 use crate::signal::Interrupts;
@@ -47,9 +47,9 @@ pub struct Args {
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let text = engine::read_file(&args.file)?;
     let engine = engine::open(&args.model.path, &args.engine)?;
-    let tokenizer = engine.tokenizer()?;
+    let tokenizer = engine::tokenizer(&engine)?;
     let options = EncodeOptions { add_special: true, parse_special: false };
-    let mut tokens = tokenizer.encode(&text, options).map_err(|error| CliError::new(Exit::Prompt, error))?;
+    let mut tokens = tokenizer.encode(&text, options)?;
     let chunk = args.chunk as usize;
     let context = args.engine.context().unwrap_or(engine.spec().context);
     if chunk > context {
@@ -79,6 +79,10 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         }
         sum += chunk_loss(&mut session, chunk_tokens)?;
         scored += chunk - 1 - chunk / 2;
+        if sum.is_nan() {
+            let error = CliError::new(Exit::Other, format!("the logits hold NaN; {NAN_CURE}"));
+            return Err(error.in_file(&args.model.path));
+        }
         running.push((sum / scored as f64).exp());
         bar.set(index as u64 + 1, chunks as u64);
     }

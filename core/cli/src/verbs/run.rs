@@ -3,10 +3,12 @@
 //! Standard output is the generated text and not a byte more, as it comes, so that it can be piped on; on a terminal
 //! a line end follows. Several samples of one prompt generate together and are printed one after the other.
 
+use std::ffi::OsString;
+
 use neuropil::engine::{Engine, GenerateOptions};
 use neuropil::model::chat::Message;
 
-use crate::args::{EngineFlags, ModelFile, SamplingFlags, TextFlags};
+use crate::args::{self, EngineFlags, ModelFile, SamplingFlags, TextFlags};
 use crate::chat_prompt;
 use crate::engine;
 use crate::error::CliError;
@@ -22,18 +24,18 @@ use crate::signal::Interrupts;
 
 The text comes from -p or from standard input, and is taken as it is, byte for byte. Without --json the output is the
 generated text alone; with --samples each sample follows a line \"--- sample 1 ---\". Ctrl-C ends the generation and
-what was generated is printed.")]
+what was generated is printed, with --json as a document whose finish_reason is \"cancelled\".")]
 pub struct Args {
     #[command(flatten)]
     model: ModelFile,
     /// The text to continue; default: standard input
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
-    prompt: Option<String>,
+    prompt: Option<OsString>,
     /// Take the text as a user's message and wrap it in the model's chat template
     #[arg(long, conflicts_with_all = ["parse_special", "no_special"])]
     chat: bool,
     /// A system message that goes before the user's
-    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true, value_parser = args::text())]
     system: Option<String>,
     #[command(flatten)]
     text: TextFlags,
@@ -54,7 +56,7 @@ pub struct Args {
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let engine = engine::open(&args.model.path, &args.engine)?;
     let given = match &args.prompt {
-        Some(text) => text.clone().into_bytes(),
+        Some(text) => text.clone().into_encoded_bytes(),
         None => engine::read_stdin("the prompt")?,
     };
     let prompt = prompt_tokens(args, &engine, given)?;
@@ -75,9 +77,8 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
 }
 
 fn prompt_tokens(args: &Args, engine: &Engine, given: Vec<u8>) -> Result<Vec<u32>, CliError> {
-    let tokenizer = engine.tokenizer()?;
     if !args.chat {
-        return engine::encode(tokenizer, &given, args.text);
+        return engine::encode(engine::tokenizer(engine)?, &given, args.text);
     }
     let text = match String::from_utf8(given) {
         Ok(text) => text,

@@ -1,6 +1,6 @@
 //! `tokenize`: texts to ids and back, without loading weights.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use neuropil::engine::open_tokenizer;
 use neuropil::model::tokenizer::Tokenizer;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::args::TextFlags;
 use crate::engine;
-use crate::error::{CliError, Exit};
+use crate::error::CliError;
 use crate::output;
 
 /// Flags of `tokenize`.
@@ -37,7 +37,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     match &args.decode {
         Some(ids) => {
-            let tokenizer = open_tokenizer(&args.model)?;
+            let tokenizer = open(&args.model)?;
             let bytes = decode(&tokenizer, ids, args.text.parse_special)?;
             if args.json {
                 output::json(&json!({ "text": String::from_utf8_lossy(&bytes) }))
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             }
         }
         None => {
-            let tokenizer = open_tokenizer(&args.model)?;
+            let tokenizer = open(&args.model)?;
             tokenizer.notes().iter().for_each(output::note);
             let text = engine::read_stdin("the text")?;
             output::json(&json!({ "tokens": engine::encode(&tokenizer, &text, args.text)? }))
@@ -54,17 +54,20 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 }
 
+fn open(model: &Path) -> Result<Tokenizer, CliError> {
+    open_tokenizer(model).map_err(|error| CliError::of_model(model, error))
+}
+
 fn decode(tokenizer: &Tokenizer, ids: &[u32], shown: bool) -> Result<Vec<u8>, CliError> {
-    let failed = |error| CliError::new(Exit::Prompt, error);
     if !shown {
-        return tokenizer.decode_text(ids).map_err(failed);
+        return Ok(tokenizer.decode_text(ids)?);
     }
     let mut bytes = Vec::new();
     for run in ids.chunk_by(|a, b| tokenizer.is_control(*a) == tokenizer.is_control(*b)) {
         if run.first().is_some_and(|id| tokenizer.is_control(*id)) {
-            run.iter().try_for_each(|id| tokenizer.decode_token_shown(*id, &mut bytes)).map_err(failed)?;
+            run.iter().try_for_each(|id| tokenizer.decode_token_shown(*id, &mut bytes))?;
         } else {
-            bytes.extend(tokenizer.decode_text(run).map_err(failed)?);
+            bytes.extend(tokenizer.decode_text(run)?);
         }
     }
     Ok(bytes)

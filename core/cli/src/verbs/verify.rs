@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use neuropil::gguf::{self, Gguf};
 use serde_json::json;
 
-use crate::error::CliError;
+use crate::error::{CliError, Exit};
 use crate::progress::Bar;
 use crate::{memory, output};
 
@@ -15,7 +15,8 @@ use crate::{memory, output};
   neuropil verify model.gguf
 
 Checks that the header is sound, that every tensor lies inside its file and shares no byte with another, and that
-weights and block scales are finite numbers. Exit code 3 on damage.")]
+weights and block scales are finite numbers. Exit code 3 on damage, 4 when a tensor's type is unknown, so that nothing
+can be said.")]
 pub struct Args {
     /// A GGUF file; of a set of several, any one
     file: PathBuf,
@@ -28,6 +29,15 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let gguf = Gguf::open_header(&args.file)?;
     let total = gguf.tensors().iter().fold(0, |sum: u64, t| sum.saturating_add(t.bytes));
+    if let Some(tensor) = gguf.tensors().iter().find(|tensor| tensor.bytes == 0) {
+        let (name, id) = (&tensor.name, tensor.type_id);
+        let reason = format!(
+            "{}: nothing is known of type {id} of tensor {name}, not even its size, so the file cannot be verified; \
+             try a newer neuropil",
+            gguf.shard_path(tensor).display()
+        );
+        return Err(CliError::new(Exit::Model, reason));
+    }
     let bar = Bar::bytes("verifying");
     let report = gguf::verify(&gguf, &mut |done| bar.set(done, total))?;
     drop(bar);
@@ -45,6 +55,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut line = format!("sound: {} tensors, {bytes}, {} blocks\n", report.tensors, report.blocks);
     if report.unchecked > 0 {
         line += &format!("{} tensors are of types whose values are not looked at\n", report.unchecked);
+    }
+    if report.tensors == 0 {
+        line += "the file has no tensors: only its header was there to check\n";
     }
     output::text(&line)
 }
