@@ -99,7 +99,10 @@ pub fn generate(
         }
     };
     let start = Instant::now();
-    let generations = engine.generate(&mut sessions, options, &mut on_piece)?;
+    let mut generations = engine.generate(&mut sessions, options, &mut on_piece)?;
+    if let Some(error) = generations.iter_mut().find_map(|generation| generation.error.take()) {
+        return Err(error.into());
+    }
     let decode = start.elapsed();
     drop(watch);
     if let Some(error) = failure {

@@ -34,7 +34,7 @@ impl KvType {
 
 /// What a cache holds per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
+pub(crate) struct KvShape {
     /// Transformer blocks.
     pub layers: usize,
     /// Key and value heads.
@@ -104,7 +104,7 @@ fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, ModelError> {
 
 /// Keys and values of the positions of one sequence.
 #[derive(Debug)]
-pub struct KvCache {
+pub(crate) struct KvCache {
     shape: KvShape,
     pages: Vec<Arc<Page>>,
     len: usize,
@@ -119,11 +119,6 @@ impl KvCache {
     /// Positions held.
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether no position is held.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Memory of its pages, those it shares with forks included.
