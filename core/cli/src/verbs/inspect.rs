@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use neuropil::gguf::{Array, Gguf, Value as Item};
-use neuropil::model::{ARCHITECTURES, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use crate::error::{CliError, one_line};
@@ -151,21 +150,7 @@ fn refusal(gguf: &Gguf) -> Option<String> {
     if gguf.tensors().is_empty() {
         return Some("the file has no tensors".into());
     }
-    let architecture = match gguf.metadata().require_str("general.architecture") {
-        Ok(architecture) => architecture,
-        Err(error) => return Some(error.to_string()),
-    };
-    if !ARCHITECTURES.contains(&architecture) {
-        let known = ARCHITECTURES.join(" ");
-        return Some(format!("architecture '{architecture}' is not supported; supported: {known}"));
-    }
-    if let Some(tensor) = gguf.tensors().iter().find(|t| t.dtype.is_none()) {
-        let (name, kind, id) = (&tensor.name, tensor.type_name(), tensor.type_id);
-        return Some(format!("tensor {name} has type {id} ({kind}), which is not supported"));
-    }
-    let vocab =
-        gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |tokens| tokens.len());
-    ModelSpec::read(gguf.metadata(), architecture, vocab).err().map(|error| error.to_string())
+    neuropil::model::check(gguf).err().map(|error| error.to_string())
 }
 
 fn shortened(text: &str) -> String {

@@ -116,11 +116,6 @@ impl KvCache {
         KvCache { shape, pages: Vec::new(), len: 0 }
     }
 
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
     /// Memory of its pages, those it shares with forks included.
     pub fn bytes(&self) -> usize {
         self.pages.len() * self.shape.page_bytes()
@@ -246,7 +241,7 @@ mod tests {
     }
 
     fn push(cache: &mut KvCache, value: f32) {
-        let position = cache.len();
+        let position = cache.len;
         cache.reserve(position + 1).unwrap();
         for layer in 0..2 {
             cache.write(layer, position, &[value; 6], &[value; 6]);
@@ -267,7 +262,7 @@ mod tests {
             assert!(Arc::ptr_eq(&a.pages[0], &b.pages[0]), "a full page stays shared");
             b.truncate(10);
             push(&mut b, 7.0);
-            assert_eq!((key(&a, 10), key(&b, 10), b.len()), (10.0, 7.0, 11));
+            assert_eq!((key(&a, 10), key(&b, 10), b.len), (10.0, 7.0, 11));
         }
     }
 }
