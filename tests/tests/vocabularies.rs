@@ -15,9 +15,11 @@ fn token_ids_of_every_vocabulary() {
         let Some(path) = cached(&file, ".ci/vocabularies") else { return };
         let tokenizer = neuropil::engine::open_tokenizer(&path).unwrap();
         for (case, want) in cases.iter().zip(vocabulary["ids"].as_array().unwrap()) {
+            // The one case without a text is a piece of a licence that is not repeated here.
+            let Some(text) = case["text"].as_str() else { continue };
             let parse_special = case["parse_special"].as_bool().unwrap();
             let options = EncodeOptions { add_special: true, parse_special };
-            let got = tokenizer.encode(case["text"].as_str().unwrap(), options).unwrap();
+            let got = tokenizer.encode(text, options).unwrap();
             let want: Vec<u32> =
                 want.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
             assert_eq!(got, want, "{name}: {}", case["name"]);

@@ -184,6 +184,7 @@ impl From<ModelError> for CliError {
             ModelError::Key { .. } | ModelError::Shape { .. } => {
                 (Exit::Model, "download the model again, or convert it again with a current converter")
             }
+            ModelError::Type { .. } => return CliError::new(Exit::Model, error),
             ModelError::UnusedTensor { .. } => (Exit::Model, "give a file of a model without it"),
             ModelError::NoDevice { .. } => {
                 (Exit::Model, "give a file of types that neuropil devices lists under matmul")

@@ -99,7 +99,13 @@ pub fn generate(
         }
     };
     let start = Instant::now();
-    let generations = match read.and_then(|()| engine.generate(&mut sessions, options, &mut on_piece)) {
+    let generated = read.and_then(|()| engine.generate(&mut sessions, options, &mut on_piece)).and_then(
+        |mut generations| match generations.iter_mut().find_map(|generation| generation.error.take()) {
+            Some(error) => Err(error),
+            None => Ok(generations),
+        },
+    );
+    let generations = match generated {
         Ok(generations) => generations,
         // Ctrl-C before the first token: that is an answer too, an empty one.
         Err(EngineError::Cancelled) => options.iter().map(|_| cancelled()).collect(),
@@ -131,6 +137,7 @@ fn cancelled() -> Generation {
         tokens: Vec::new(),
         text: String::new(),
         finish_reason: FinishReason::Cancelled,
+        error: None,
         latencies: Vec::new(),
     }
 }

@@ -1,7 +1,8 @@
 //! An embeddable engine for language models that do not fit in memory.
 //!
-//! neuropil runs a model on whatever compute units an app hands it. It starts no threads, opens no sockets, reads no
-//! environment variables and keeps no global state; threads and SIMD live in backends, such as `neuropil-cpu`.
+//! neuropil runs a model on whatever compute units an app hands it. No thread of it outlives a call, it opens no
+//! sockets, reads no environment variables and keeps no global state; worker threads and SIMD live in backends, such as
+//! `neuropil-cpu`.
 //!
 //! ```text
 //!   Engine ── Session ── Session ── …          engine:   what an app sees
@@ -27,7 +28,7 @@
 //! - A model file, a prompt or a template is untrusted input: it gives a typed error or an answer, never a panic.
 //! - The same tokens for every number of threads, every instruction set, and every neighbour in a batch: the order
 //!   of every sum is fixed ([`neuropil_device::quant`] states it).
-//! - A session that met an error still holds what it held before.
+//! - An error in a step leaves the session as it was before that step.
 
 #![deny(unsafe_code)]
 

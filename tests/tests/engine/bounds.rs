@@ -98,6 +98,24 @@ fn a_tensor_that_nobody_would_use() {
 }
 
 #[test]
+fn a_check_says_without_loading_what_a_load_would_say() {
+    let check = |file: &GgufFile| {
+        let dir = TempDir::new();
+        let gguf = neuropil::gguf::Gguf::open(&dir.file("m.gguf", &file.bytes())).unwrap();
+        neuropil::model::check(&gguf).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(&Toy::default().file()).unwrap().spec.layers, 2);
+    let biased = Toy::default().file().f32_tensor("blk.0.attn_q.bias", &[256], &[1.0; 256]);
+    assert!(check(&biased).unwrap_err().contains("blk.0.attn_q.bias"));
+    let padded = Toy::default().file().set("llama.vocab_size", Value::U32(400));
+    assert!(check(&padded).unwrap_err().contains("token_embd.weight"));
+    let llama31 = Toy { context: 131_072, rope_base: 500_000.0, ..Toy::default() };
+    let bpe = llama31.file().set("tokenizer.ggml.pre", Value::Str("llama-bpe".into()));
+    assert!(check(&bpe).unwrap().notes[0].contains("rope_freqs.weight"));
+    assert!(check(&llama31.file()).unwrap().notes.is_empty());
+}
+
+#[test]
 fn both_output_matrices_are_told_apart() {
     let (_dir, untied) = engine(&Toy::default());
     let (_dir, tied) = engine(&Toy { tied: true, ..Toy::default() });

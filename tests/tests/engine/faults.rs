@@ -131,3 +131,17 @@ fn a_switch_stops_a_prefill_within_a_layer() {
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);
     assert!(generation.tokens.is_empty());
 }
+
+#[test]
+fn a_sequence_that_fails_leaves_its_neighbours_alone() {
+    let (_dir, engine, _) = with(FaultyDevice::around(unit()), &Toy::default());
+    let mut base = session(&engine);
+    base.prefill(&tokens("ab")).unwrap();
+    let mut batch = vec![base.fork(), session(&engine), base.fork()];
+    let options = vec![greedy(6), greedy(6), greedy(6)];
+    let all = engine.generate(&mut batch, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(all[1].finish_reason, FinishReason::Failed);
+    assert!(matches!(all[1].error, Some(EngineError::EmptyPrompt)));
+    let alone = base.generate(&greedy(6), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((&all[0].tokens, &all[2].tokens), (&alone.tokens, &alone.tokens));
+}

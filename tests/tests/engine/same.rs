@@ -140,6 +140,9 @@ fn what_a_session_held_before() {
         assert_eq!(reused.tokens(), tokens(text));
         assert_eq!(bits(reused.logits()), fresh(text), "after {text:?}");
     }
+    let held = reused.tokens().to_vec();
+    assert!(reused.set_tokens(&[9; 300]).is_err());
+    assert_eq!(reused.tokens(), held, "what does not fit changes nothing");
 }
 
 #[test]

@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use neuropil::engine::{EngineError, open_tokenizer};
 use neuropil::gguf::{Array, Gguf, Value as Item};
-use neuropil::model::{ARCHITECTURES, ModelSpec};
+use neuropil::model;
 use serde_json::{Map, Value, json};
 
-use crate::error::{CliError, one_line};
+use crate::error::{CliError, message_line, one_line};
 use crate::{memory, output};
 
 /// Arrays up to this many elements are in the JSON document in full.
@@ -151,21 +152,15 @@ fn refusal(gguf: &Gguf) -> Option<String> {
     if gguf.tensors().is_empty() {
         return Some("the file has no tensors".into());
     }
-    let architecture = match gguf.metadata().require_str("general.architecture") {
-        Ok(architecture) => architecture,
-        Err(error) => return Some(error.to_string()),
+    let error = match model::check(gguf) {
+        Err(error) => CliError::from(error),
+        // A model without a vocabulary runs on token ids; one with a broken vocabulary does not load.
+        Ok(_) => match open_tokenizer(gguf.path()) {
+            Ok(_) | Err(EngineError::NoVocabulary) => return None,
+            Err(error) => error.into(),
+        },
     };
-    if !ARCHITECTURES.contains(&architecture) {
-        let known = ARCHITECTURES.join(" ");
-        return Some(format!("architecture '{architecture}' is not supported; supported: {known}"));
-    }
-    if let Some(tensor) = gguf.tensors().iter().find(|t| t.dtype.is_none()) {
-        let (name, kind, id) = (&tensor.name, tensor.type_name(), tensor.type_id);
-        return Some(format!("tensor {name} has type {id} ({kind}), which is not supported"));
-    }
-    let vocab =
-        gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |tokens| tokens.len());
-    ModelSpec::read(gguf.metadata(), architecture, vocab).err().map(|error| error.to_string())
+    Some(message_line(&error.message))
 }
 
 fn shortened(text: &str) -> String {

@@ -78,25 +78,31 @@ impl<'a> EngineBuilder<'a> {
         }
         let gguf = Arc::new(Gguf::open(&self.path)?);
         let ops = self.ops.unwrap_or_else(|| Arc::new(ScalarOps));
-        // The vocabulary takes a good part of a small model's load: it is built beside the weights.
+        // The vocabulary takes a good part of a small model's load: it is built beside the weights where the system
+        // gives a thread, which does not outlive this call.
+        let read = || match Vocabulary::from_metadata(gguf.metadata())? {
+            Some(vocabulary) => Ok::<_, EngineError>(Some(Tokenizer::new(vocabulary)?)),
+            None => Ok(None),
+        };
         let (loaded, tokenizer) = std::thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| match Vocabulary::from_metadata(gguf.metadata())? {
-                Some(vocabulary) => Ok::<_, EngineError>(Some(Tokenizer::new(vocabulary)?)),
-                None => Ok(None),
-            });
-            let vocab =
-                gguf.metadata().strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |t| t.len());
-            let loaded = load_model(&gguf, &self.devices, &ops, self.exact, vocab, &mut *self.progress);
-            let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let beside = std::thread::Builder::new().spawn_scoped(scope, read);
+            let loaded = load_model(&gguf, &self.devices, &ops, self.exact, &mut *self.progress);
+            let tokenizer = match beside {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => read(),
+            };
             (loaded, tokenizer)
         });
         let (loaded, tokenizer) = (loaded?, tokenizer?);
+        let mut notes = loaded.notes;
+        notes.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.notes().iter().cloned()));
         Ok(Engine {
             inner: Arc::new(Inner {
                 gguf,
                 model: loaded.model,
                 weight_bytes: loaded.weight_bytes,
                 tokenizer,
+                notes,
                 devices: self.devices,
                 scratch: Mutex::default(),
                 load_time: start.elapsed(),

@@ -47,21 +47,24 @@ pub enum FinishReason {
     Stop,
     /// The session's switch, or the receiver of the pieces.
     Cancelled,
+    /// An error of this session's own; see [`Generation::error`].
+    Failed,
 }
 
 impl FinishReason {
-    /// `length`, `stop` or `cancelled`.
+    /// `length`, `stop`, `cancelled` or `failed`.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Length => "length",
             FinishReason::Stop => "stop",
             FinishReason::Cancelled => "cancelled",
+            FinishReason::Failed => "failed",
         }
     }
 }
 
 /// What was generated for one session.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Generation {
     /// The tokens, without the end token.
     pub tokens: Vec<u32>,
@@ -69,6 +72,8 @@ pub struct Generation {
     pub text: String,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// What went wrong with this session alone, such as logits that are not numbers: its neighbours went on.
+    pub error: Option<EngineError>,
     /// Time from token to token, sampling included; the first token, which came from the prompt's logits, excepted.
     pub latencies: Vec<Duration>,
 }
@@ -85,8 +90,11 @@ impl Session {
     ) -> Result<Generation, EngineError> {
         let engine = self.engine().clone();
         let batch = std::slice::from_mut(self);
-        let mut generations = engine.generate(batch, std::slice::from_ref(options), on_piece)?;
-        Ok(generations.remove(0))
+        let mut generation = engine.generate(batch, std::slice::from_ref(options), on_piece)?.remove(0);
+        match generation.error.take() {
+            Some(error) => Err(error),
+            None => Ok(generation),
+        }
     }
 }
 
@@ -95,7 +103,8 @@ impl Engine {
     /// A session's tokens are the same as alone.
     ///
     /// # Errors
-    /// As [`Session::generate`]; [`EngineError::Sequence`] when there are not as many options as sessions.
+    /// What ends all of them: an option out of range, a unit that fails, [`EngineError::Sequence`] when there are not as
+    /// many options as sessions. What concerns one session is in its [`Generation::error`].
     pub fn generate(
         &self,
         sessions: &mut [Session],
@@ -116,8 +125,13 @@ impl Engine {
         loop {
             inputs.clear();
             for (task, session) in tasks.iter_mut().zip(&*sessions) {
-                if let Some(token) = task.next(session, on_piece)? {
-                    inputs.push((task.sequence, token));
+                match task.next(session, on_piece) {
+                    Ok(Some(token)) => inputs.push((task.sequence, token)),
+                    Ok(None) => {}
+                    Err(error) => {
+                        task.end(FinishReason::Failed);
+                        task.error = Some(error);
+                    }
                 }
             }
             if inputs.is_empty() {
@@ -154,6 +168,7 @@ struct Task<'a> {
     tokens: Vec<u32>,
     text: String,
     finish: Option<FinishReason>,
+    error: Option<EngineError>,
     latencies: Vec<Duration>,
 }
 
@@ -179,6 +194,7 @@ impl<'a> Task<'a> {
             tokens: Vec::new(),
             text: String::new(),
             finish: None,
+            error: None,
             latencies: Vec::new(),
         })
     }
@@ -247,6 +263,7 @@ impl<'a> Task<'a> {
             tokens: self.tokens,
             text: self.text,
             finish_reason: self.finish.unwrap_or(FinishReason::Length),
+            error: self.error,
             latencies: self.latencies,
         }
     }

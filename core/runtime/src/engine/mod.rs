@@ -1,6 +1,6 @@
 //! The API an app sees: an [`Engine`] holds a model, a [`Session`] one sequence of tokens.
 //!
-//! Nothing here starts a thread or keeps global state. An engine is `Send + Sync` and cheap to clone; sessions of one
+//! No thread outlives a call, and there is no global state. An engine is `Send + Sync` and cheap to clone; sessions of one
 //! engine may run on different threads, or decode together as a batch ([`Engine::decode`]), and a session's tokens
 //! are the same either way.
 
@@ -37,6 +37,7 @@ struct Inner {
     model: Box<dyn Model>,
     weight_bytes: u64,
     tokenizer: Option<Tokenizer>,
+    notes: Vec<String>,
     devices: Vec<Arc<dyn Device>>,
     /// Step memory that no step uses at the moment.
     scratch: Mutex<Vec<Scratch>>,
@@ -99,7 +100,7 @@ impl Engine {
 
     /// What a user should know about the model: guesses that were made, things that are missing.
     pub fn notes(&self) -> &[String] {
-        self.inner.tokenizer.as_ref().map_or(&[], |tokenizer| tokenizer.notes())
+        &self.inner.notes
     }
 
     /// What it holds. Sessions hold their own KV caches.

@@ -128,6 +128,9 @@ impl Session {
     /// # Errors
     /// As [`Session::prefill`].
     pub fn set_tokens(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        if tokens.len() > self.context {
+            return Err(EngineError::ContextFull { tokens: tokens.len(), context: self.context });
+        }
         let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token always goes through the model, for its logits.
         self.truncate(common.min(tokens.len().saturating_sub(1)));

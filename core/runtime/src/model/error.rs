@@ -39,6 +39,16 @@ pub enum ModelError {
         /// The shape that was expected.
         wanted: String,
     },
+    /// A tensor has a type that nothing here can multiply by.
+    #[error(
+        "tensor {name} has type {found}, which cannot run; convert the file to a type that `inspect` lists"
+    )]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+    },
     /// A tensor that this architecture does not use: running without it would give wrong answers.
     #[error("tensor {name} is not part of architecture '{architecture}' as it is supported here")]
     UnusedTensor {

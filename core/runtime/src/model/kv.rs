@@ -34,7 +34,7 @@ impl KvType {
 
 /// What a cache holds per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
+pub(crate) struct KvShape {
     /// Transformer blocks.
     pub layers: usize,
     /// Key and value heads.
@@ -104,7 +104,7 @@ fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, ModelError> {
 
 /// Keys and values of the positions of one sequence.
 #[derive(Debug)]
-pub struct KvCache {
+pub(crate) struct KvCache {
     shape: KvShape,
     pages: Vec<Arc<Page>>,
     len: usize,
@@ -114,16 +114,6 @@ impl KvCache {
     /// An empty cache.
     pub fn new(shape: KvShape) -> KvCache {
         KvCache { shape, pages: Vec::new(), len: 0 }
-    }
-
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether no position is held.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Memory of its pages, those it shares with forks included.
@@ -251,7 +241,7 @@ mod tests {
     }
 
     fn push(cache: &mut KvCache, value: f32) {
-        let position = cache.len();
+        let position = cache.len;
         cache.reserve(position + 1).unwrap();
         for layer in 0..2 {
             cache.write(layer, position, &[value; 6], &[value; 6]);
@@ -272,7 +262,7 @@ mod tests {
             assert!(Arc::ptr_eq(&a.pages[0], &b.pages[0]), "a full page stays shared");
             b.truncate(10);
             push(&mut b, 7.0);
-            assert_eq!((key(&a, 10), key(&b, 10), b.len()), (10.0, 7.0, 11));
+            assert_eq!((key(&a, 10), key(&b, 10), b.len), (10.0, 7.0, 11));
         }
     }
 }

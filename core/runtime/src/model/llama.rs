@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use neuropil_device::{
-    Attention, AttentionRow, ClusterJob, ClusterWeights, HostOps, MatmulJob, PreparedWeight, Product, Rope,
-    Stage, WriteLease, quant,
+    Attention, AttentionRow, ClusterJob, ClusterWeights, DType, HostOps, MatmulJob, PreparedWeight, Product,
+    Rope, Stage, WriteLease, quant,
 };
 
 use crate::engine::EngineError;
@@ -15,9 +15,9 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::{Lap, Scratch, ScratchShape};
 
 use super::kv::LayerPages;
-use super::load::{Loader, Placed, PlacedGroup};
+use super::load::{Loader, Placed, PlacedTrio, file_type};
 use super::rope::RopeTable;
-use super::{Model, ModelError, ModelSpec, Step};
+use super::{Model, ModelError, ModelSpec, Step, TensorShape};
 
 /// A model of the Llama family, its weights on devices.
 pub(crate) struct Llama {
@@ -27,6 +27,7 @@ pub(crate) struct Llama {
     rope: RopeTable,
     /// Stays in the file's map: a token touches one row of it.
     embedding: TensorInfo,
+    embedding_type: DType,
     layers: Vec<Layer>,
     output_norm: Vec<f32>,
     output: Placed,
@@ -34,14 +35,49 @@ pub(crate) struct Llama {
 
 struct Layer {
     attn_norm: Vec<f32>,
-    qkv: PlacedGroup<3>,
+    qkv: PlacedTrio,
     attn_output: Placed,
     ffn_norm: Vec<f32>,
     ffn: Placed,
 }
 
 impl Llama {
-    /// Loads the weights.
+    /// The tensors of a model, with their dimensions (fastest first). `has` tells which of the optional ones are there.
+    pub(crate) fn tensors<'a>(
+        spec: &'a ModelSpec,
+        has: &dyn Fn(&str) -> bool,
+    ) -> impl Iterator<Item = TensorShape> + use<'a> {
+        let ModelSpec { width, neurons, vocab, .. } = *spec;
+        let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        let tensor = |name: String, dims: &[usize]| TensorShape { name, dims: dims.to_vec() };
+        let mut ends = vec![
+            tensor("token_embd.weight".into(), &[width, vocab]),
+            tensor("output_norm.weight".into(), &[width]),
+        ];
+        if has("output.weight") {
+            ends.push(tensor("output.weight".into(), &[width, vocab]));
+        }
+        if has("rope_freqs.weight") {
+            ends.push(tensor("rope_freqs.weight".into(), &[spec.rope_dim / 2]));
+        }
+        let layer = move |index: usize| {
+            let of = |part: &str, dims: &[usize]| tensor(format!("blk.{index}.{part}.weight"), dims);
+            [
+                of("attn_norm", &[width]),
+                of("attn_q", &[width, q]),
+                of("attn_k", &[width, kv]),
+                of("attn_v", &[width, kv]),
+                of("attn_output", &[q, width]),
+                of("ffn_norm", &[width]),
+                of("ffn_gate", &[width, neurons]),
+                of("ffn_up", &[width, neurons]),
+                of("ffn_down", &[neurons, width]),
+            ]
+        };
+        ends.into_iter().chain((0..spec.layers).flat_map(layer))
+    }
+
+    /// Loads the weights of a file whose tensors were checked.
     pub(crate) fn load(
         spec: ModelSpec,
         gguf: Arc<Gguf>,
@@ -50,42 +86,39 @@ impl Llama {
     ) -> Result<Llama, ModelError> {
         let ModelSpec { width, neurons, vocab, .. } = spec;
         let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
-        let embedding = loader.keep("token_embd.weight", &[width, vocab])?.clone();
-        let factors = match loader.has("rope_freqs.weight") {
-            true => Some(loader.vector("rope_freqs.weight", spec.rope_dim / 2)?),
-            false => None,
+        let embedding = gguf.require("token_embd.weight")?.clone();
+        let embedding_type = file_type(&embedding)?;
+        let factors = match gguf.tensor("rope_freqs.weight") {
+            Some(tensor) => Some(loader.vector(&tensor.name)?),
+            None => None,
         };
         // The output matrix first: it is the largest, and is read while little else is in memory.
-        let output_name = match loader.has("output.weight") {
-            true => "output.weight",
-            false => "token_embd.weight",
-        };
-        let output = loader.matrix(output_name, vocab, width)?;
+        let output = gguf.tensor("output.weight").unwrap_or(&embedding);
+        let output = loader.matrix(&output.name, vocab, width)?;
         let mut layers = Vec::new();
         for index in 0..spec.layers {
             let name = |part: &str| format!("blk.{index}.{part}.weight");
             let [attn_q, attn_k, attn_v] = ["attn_q", "attn_k", "attn_v"].map(name);
             let [gate, up, down] = ["ffn_gate", "ffn_up", "ffn_down"].map(name);
             layers.push(Layer {
-                attn_norm: loader.vector(&name("attn_norm"), width)?,
-                qkv: loader.group([(&attn_q, q), (&attn_k, kv), (&attn_v, kv)], width)?,
+                attn_norm: loader.vector(&name("attn_norm"))?,
+                qkv: loader.trio([(&attn_q, q), (&attn_k, kv), (&attn_v, kv)], width)?,
                 attn_output: loader.matrix(&name("attn_output"), width, q)?,
-                ffn_norm: loader.vector(&name("ffn_norm"), width)?,
+                ffn_norm: loader.vector(&name("ffn_norm"))?,
                 ffn: loader.neurons([&gate, &up, &down], neurons, width)?,
             });
         }
-        let output_norm = loader.vector("output_norm.weight", width)?;
+        let output_norm = loader.vector("output_norm.weight")?;
         let rope = RopeTable::new(&spec, factors.as_deref());
-        Ok(Llama { spec, gguf, ops, rope, embedding, layers, output_norm, output })
+        Ok(Llama { spec, gguf, ops, rope, embedding, embedding_type, layers, output_norm, output })
     }
 
     /// Writes the tokens' embeddings to `x`.
     fn embed(&self, tokens: &[u32], x: &mut [f32]) {
         let table = self.gguf.data(&self.embedding);
-        let dtype = self.embedding.dtype.expect("an opened file has only types that are known");
         let row_bytes = table.len() / self.spec.vocab;
         for (token, x) in tokens.iter().zip(x.chunks_exact_mut(self.spec.width)) {
-            quant::dequantize_row(dtype, &table[*token as usize * row_bytes..][..row_bytes], x);
+            quant::dequantize_row(self.embedding_type, &table[*token as usize * row_bytes..][..row_bytes], x);
         }
     }
 

@@ -1,11 +1,9 @@
 //! From a file's tensors to weights on devices.
 //!
-//! Every tensor that a model uses is asked for by name and shape; at the end, a tensor that nobody asked for is an
-//! error, because a model that runs without one of its tensors gives wrong answers, not fewer. Weights are read by
-//! positioned reads, piece by piece, into the device's own layout: a file that changes under a map cannot hurt them,
-//! and no second copy is ever in memory (`exact` excepted, which expands each weight to F32 first).
+//! The file's directory was checked before (see [`super::check`]), so what is left to go wrong is reading and memory.
+//! Weights are read by positioned reads, piece by piece, into the device's own layout: a file that changes under a map
+//! cannot hurt them, and no second copy is ever in memory (`exact` excepted, which expands each weight to F32 first).
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use neuropil_device::{
@@ -23,10 +21,10 @@ pub(crate) struct Placed {
     pub weight: PreparedWeight,
 }
 
-/// Several matrices that share an input, on one device.
-pub(crate) struct PlacedGroup<const N: usize> {
+/// Three matrices that share an input, on one device.
+pub(crate) struct PlacedTrio {
     pub device: Arc<dyn Device>,
-    pub weights: [PreparedWeight; N],
+    pub weights: [PreparedWeight; 3],
 }
 
 /// Told how many of how many bytes are loaded.
@@ -37,7 +35,6 @@ pub(crate) struct Loader<'a> {
     gguf: &'a Gguf,
     devices: &'a [Arc<dyn Device>],
     exact: bool,
-    used: HashSet<String>,
     loaded: u64,
     total: u64,
     /// Bytes of prepared weights so far.
@@ -53,67 +50,38 @@ impl<'a> Loader<'a> {
         progress: &'a mut Progress<'a>,
     ) -> Loader<'a> {
         let total = gguf.tensors().iter().map(|t| t.bytes).sum();
-        Loader { gguf, devices, exact, used: HashSet::new(), loaded: 0, total, weight_bytes: 0, progress }
-    }
-
-    /// Whether the file has the tensor.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.gguf.tensor(name).is_some()
-    }
-
-    /// Declares a tensor used without loading it (the embedding stays in the map).
-    pub(crate) fn keep(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo, ModelError> {
-        let tensor = self.gguf.require(name)?;
-        if tensor.dims.iter().map(|d| *d as usize).ne(shape.iter().copied()) {
-            return Err(ModelError::Shape {
-                name: name.into(),
-                found: format!("{:?}", &tensor.dims[..]),
-                wanted: format!("{shape:?}"),
-            });
-        }
-        self.used.insert(name.into());
-        Ok(tensor)
+        Loader { gguf, devices, exact, loaded: 0, total, weight_bytes: 0, progress }
     }
 
     /// A small tensor as numbers: a norm's weight, rotary factors.
-    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.keep(name, &[len])?;
-        let values = self.numbers(tensor)?;
-        self.advance(tensor.bytes);
-        Ok(values)
+    pub(crate) fn vector(&mut self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.gguf.require(name)?;
+        self.loaded += tensor.bytes;
+        self.numbers(tensor)
     }
 
     /// One matrix.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Placed, ModelError> {
-        let PlacedGroup { device, weights: [weight] } = self.group([(name, rows)], cols)?;
+        let device = self.choose(name, &[self.matmul(name, rows, cols)?])?;
+        let weight = self.prepare(&*device, name, rows, cols)?;
         Ok(Placed { device, weight })
     }
 
-    /// Matrices that share an input of `cols` channels, on the first device that can run all of them.
-    pub(crate) fn group<const N: usize>(
+    /// Three matrices that share an input of `cols` channels, on the first device that can run all of them.
+    pub(crate) fn trio(
         &mut self,
-        matrices: [(&str, usize); N],
+        matrices: [(&str, usize); 3],
         cols: usize,
-    ) -> Result<PlacedGroup<N>, ModelError> {
-        let mut tensors = [None; N];
-        for (slot, (name, rows)) in tensors.iter_mut().zip(matrices) {
-            *slot = Some((self.keep(name, &[cols, rows])?, rows));
-        }
-        let tensors = tensors.map(|t| t.expect("every slot was filled"));
-        let device = self.choose(
-            matrices[0].0,
-            &tensors.map(|(t, rows)| OpShape::Matmul { dtype: self.dtype(t), rows, cols, tokens: 1 }),
-        )?;
-        let mut weights = Vec::with_capacity(N);
-        for (tensor, rows) in tensors {
-            let weight = self.with_rows(tensor, |dtype, data| {
-                device.prepare(WeightSource::Matrix(Matrix { dtype, rows, cols, data }), None)
-            })?;
-            weights.push(self.count(weight));
-            self.advance(tensor.bytes);
-        }
-        let weights = weights.try_into().unwrap_or_else(|_| unreachable!("one weight per matrix"));
-        Ok(PlacedGroup { device, weights })
+    ) -> Result<PlacedTrio, ModelError> {
+        let [a, b, c] = matrices;
+        let ops = [self.matmul(a.0, a.1, cols)?, self.matmul(b.0, b.1, cols)?, self.matmul(c.0, c.1, cols)?];
+        let device = self.choose(a.0, &ops)?;
+        let weights = [
+            self.prepare(&*device, a.0, a.1, cols)?,
+            self.prepare(&*device, b.0, b.1, cols)?,
+            self.prepare(&*device, c.0, c.1, cols)?,
+        ];
+        Ok(PlacedTrio { device, weights })
     }
 
     /// All neurons of a feed-forward layer as one block.
@@ -123,13 +91,12 @@ impl<'a> Loader<'a> {
         neurons: usize,
         width: usize,
     ) -> Result<Placed, ModelError> {
-        let gate = self.keep(names[0], &[width, neurons])?;
-        let up = self.keep(names[1], &[width, neurons])?;
-        let down = self.keep(names[2], &[neurons, width])?;
+        let [gate, up, down] = names;
+        let (gate, up, down) = (self.gguf.require(gate)?, self.gguf.require(up)?, self.gguf.require(down)?);
         let op = OpShape::Cluster {
             stage: Stage::Fused,
-            dtype: self.dtype(gate),
-            down_dtype: self.dtype(down),
+            dtype: self.dtype(gate)?,
+            down_dtype: self.dtype(down)?,
             neurons,
             width,
             tokens: 1,
@@ -153,19 +120,27 @@ impl<'a> Loader<'a> {
             })
             .map_err(into_device_error)
         })?;
-        let weight = self.count(weight);
-        self.advance(gate.bytes + up.bytes + down.bytes);
+        self.advance(&weight, gate.bytes + up.bytes + down.bytes);
         Ok(Placed { device, weight })
     }
 
-    /// Refuses a file with tensors that the model did not ask for.
-    pub(crate) fn finish(self, architecture: &str) -> Result<(), ModelError> {
-        match self.gguf.tensors().iter().find(|t| !self.used.contains(&t.name)) {
-            None => Ok(()),
-            Some(t) => {
-                Err(ModelError::UnusedTensor { name: t.name.clone(), architecture: architecture.into() })
-            }
-        }
+    fn matmul(&self, name: &str, rows: usize, cols: usize) -> Result<OpShape, ModelError> {
+        Ok(OpShape::Matmul { dtype: self.dtype(self.gguf.require(name)?)?, rows, cols, tokens: 1 })
+    }
+
+    fn prepare(
+        &mut self,
+        device: &dyn Device,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<PreparedWeight, ModelError> {
+        let tensor = self.gguf.require(name)?;
+        let weight = self.with_rows(tensor, |dtype, data| {
+            device.prepare(WeightSource::Matrix(Matrix { dtype, rows, cols, data }), None)
+        })?;
+        self.advance(&weight, tensor.bytes);
+        Ok(weight)
     }
 
     fn choose(&self, name: &str, ops: &[OpShape]) -> Result<Arc<dyn Device>, ModelError> {
@@ -187,8 +162,9 @@ impl<'a> Loader<'a> {
         Err(ModelError::NoDevice { name: name.into(), dtype, reasons: reasons.join("; ") })
     }
 
-    fn dtype(&self, tensor: &TensorInfo) -> DType {
-        if self.exact { DType::F32 } else { file_type(tensor) }
+    /// The type that a weight is multiplied in.
+    fn dtype(&self, tensor: &TensorInfo) -> Result<DType, ModelError> {
+        if self.exact { Ok(DType::F32) } else { file_type(tensor) }
     }
 
     fn numbers(&self, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
@@ -201,7 +177,7 @@ impl<'a> Loader<'a> {
         let mut values = Vec::new();
         values.try_reserve_exact(elements).map_err(|_| out_of_memory(4 * elements as u64))?;
         values.resize(elements, 0.0);
-        quant::dequantize_row(file_type(tensor), &raw, &mut values);
+        quant::dequantize_row(file_type(tensor)?, &raw, &mut values);
         Ok(values)
     }
 
@@ -214,17 +190,13 @@ impl<'a> Loader<'a> {
             let values = self.numbers(tensor)?;
             use_rows(DType::F32, &bytemuck::cast_slice::<f32, u8>(&values))
         } else {
-            use_rows(file_type(tensor), &FileRows { gguf: self.gguf, tensor })
+            use_rows(file_type(tensor)?, &FileRows { gguf: self.gguf, tensor })
         };
         result.map_err(|source| ModelError::Weight { name: tensor.name.clone(), source })
     }
 
-    fn count(&mut self, weight: PreparedWeight) -> PreparedWeight {
+    fn advance(&mut self, weight: &PreparedWeight, bytes: u64) {
         self.weight_bytes += weight.bytes() as u64;
-        weight
-    }
-
-    fn advance(&mut self, bytes: u64) {
         self.loaded += bytes;
         (self.progress)(self.loaded, self.total);
     }
@@ -238,8 +210,11 @@ fn into_device_error(error: ModelError) -> DeviceError {
     }
 }
 
-fn file_type(tensor: &TensorInfo) -> DType {
-    tensor.dtype.expect("an opened file has only types that are known")
+/// The type of a tensor in the file.
+pub(super) fn file_type(tensor: &TensorInfo) -> Result<DType, ModelError> {
+    tensor
+        .dtype
+        .ok_or_else(|| ModelError::Type { name: tensor.name.clone(), found: tensor.type_name().into() })
 }
 
 /// A tensor's bytes, read from the file as they are asked for.

@@ -88,9 +88,24 @@ impl RopeScaling {
     }
 }
 
+/// What to say about a model whose positions should be stretched, but whose file does not say how: Llama 3.1 and later
+/// come with `rope_freqs.weight`, and conversions from before it was known lack it.
+pub(super) fn missing_factors(spec: &ModelSpec, metadata: &Metadata, has_factors: bool) -> Option<String> {
+    let llama3 = metadata.str("tokenizer.ggml.pre").ok().flatten() == Some("llama-bpe");
+    let long = spec.context > 8192 && spec.rope_base >= 500_000.0;
+    let silent = llama3 && long && !has_factors && spec.rope_scaling == RopeScaling::None;
+    silent.then(|| {
+        let context = spec.context;
+        format!(
+            "a Llama 3 model with a context of {context}, but without rope_freqs.weight: long prompts will be \
+             misread; convert the model again with a newer converter"
+        )
+    })
+}
+
 /// The angles of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RopeTable {
+pub(crate) struct RopeTable {
     /// Radians per position, for each pair.
     frequencies: Vec<f64>,
     /// Factor on cosines and sines.

@@ -48,12 +48,11 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Reads the keys of architecture `architecture`. `vocab` is the number of tokens of the file's vocabulary, used
-    /// where the file has no `vocab_size`.
+    /// Reads the keys of architecture `architecture`. Where the file has no `vocab_size`, its vocabulary is counted.
     ///
     /// # Errors
     /// [`ModelError::Gguf`] for a missing or wrongly typed key, [`ModelError::Key`] for a value that cannot be.
-    pub fn read(metadata: &Metadata, architecture: &str, vocab: usize) -> Result<ModelSpec, ModelError> {
+    pub fn read(metadata: &Metadata, architecture: &str) -> Result<ModelSpec, ModelError> {
         let key = |name: &str| format!("{architecture}.{name}");
         let required = |name: &str| -> Result<usize, ModelError> {
             let key = key(name);
@@ -117,7 +116,11 @@ impl ModelSpec {
             heads,
             kv_heads,
             head_dim,
-            vocab: optional("vocab_size")?.unwrap_or(vocab),
+            vocab: match (optional("vocab_size")?, metadata.strings("tokenizer.ggml.tokens")?) {
+                (Some(size), _) => size,
+                (None, Some(tokens)) => dimension("tokenizer.ggml.tokens", tokens.len() as u64)?,
+                (None, None) => required("vocab_size")?,
+            },
             context,
             norm_eps: positive("attention.layer_norm_rms_epsilon", None)?,
             rope_base: positive("rope.freq_base", Some(10000.0))?,
