@@ -128,8 +128,31 @@ fn a_prompt_that_does_not_fit_is_an_error_with_both_counts() {
     assert_eq!(numbers(&exact.json()["tokens"]).len(), 1);
     assert!(exact.stderr.contains("exactly"), "{}", exact.stderr);
     assert!(run(&model, &["-p", "x", "--ctx", "129"]).error(5).contains("128"));
-    run(&model, &["-p", "", "--no-special"]).error(5);
-    assert_eq!(run(&model, &["-p", "", "-n", "1", "--json"]).json()["prompt_tokens"], json!([BOS]));
+}
+
+#[test]
+fn an_empty_prompt_is_bos_alone_where_the_model_has_it() {
+    let (_dir, model) = toy();
+    let json = run(&model, &["-p", "", "-n", "4", "--temp", "0", "--ignore-eos", "--json"]).json();
+    assert_eq!((&json["prompt_tokens"], numbers(&json["tokens"]).len()), (&json!([BOS]), 4));
+    assert!(run(&model, &["-p", "", "--no-special"]).error(5).contains("at least one"));
+    let (_dir, bare) = Toy { width: 64, ffn: 96, add_bos: Some(false), ..Toy::default() }.temp();
+    run(&bare, &["-p", "", "--json"]).error(5);
+    with_input(&["run", arg(&bare), "--json"], b"").error(5);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_prompt_of_any_bytes_is_taken_as_it_is() {
+    use std::os::unix::ffi::OsStrExt;
+    let (_dir, model) = toy();
+    let bytes = b"a\xff\xc3b";
+    let flags = ["run", arg(&model), "-n", "0", "--json"];
+    let given = command(&flags).arg("-p").arg(std::ffi::OsStr::from_bytes(bytes)).output().unwrap();
+    let given = common::Ran::new(given).json();
+    assert_eq!(given["prompt_tokens"], with_input(&flags, bytes).json()["prompt_tokens"]);
+    let expected: Vec<u32> = std::iter::once(BOS).chain(bytes.iter().map(|b| 4 + u32::from(*b))).collect();
+    assert_eq!(given["prompt_tokens"], json!(expected));
 }
 
 /// A run that cannot finish before it is told to stop, with its first byte of output read.
@@ -169,6 +192,33 @@ fn ctrl_c_ends_a_generation_with_what_there_is() {
     assert_eq!(child.wait().unwrap().code(), Some(10));
 }
 
+#[cfg(unix)]
+#[test]
+fn ctrl_c_while_the_prompt_is_read_is_an_empty_answer() {
+    let (_dir, model) = slow();
+    let mut child = command(&["run", arg(&model), "-n", "1", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The prompt is sent when the model is loaded: it takes long to read, and the signal comes in the middle.
+    let mut to = child.stdin.take().unwrap();
+    to.write_all(&[b'a'; 60_000]).unwrap();
+    drop(to);
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(10));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&json["tokens"], &json["text"], &json["finish_reason"]),
+        (&json!([]), &"".into(), &"cancelled".into())
+    );
+    assert_eq!(numbers(&json["prompt_tokens"]).len(), 60_001);
+}
+
 #[test]
 fn tokenize_goes_there_and_back_byte_for_byte() {
     let (_dir, model) = toy();
@@ -203,6 +253,8 @@ fn logits_are_the_same_bits_for_any_thread_count() {
     let ids = neuropil(&["logits", arg(&model), "--tokens", "1,101,102,103", "--top", "260"]).json();
     assert_eq!(ids, one);
     assert!(neuropil(&["logits", arg(&model), "--tokens", "1,260"]).error(5).contains("260"));
+    let few = neuropil(&["logits", arg(&model), "-p", "abc", "--top", "1"]).json();
+    assert_eq!(few["top"].as_array().unwrap()[..], top[..5]);
 }
 
 #[test]
@@ -263,8 +315,30 @@ fn chat_reads_a_turn_per_line_and_knows_its_commands() {
     assert_eq!(prompt(2), prompt(0));
     assert_eq!(prompt(3), rendered("<system>S<user>hi<assistant>"));
     assert_eq!((&turns[0]["user"], &turns[0]["text"]), (&"hi".into(), &"aaa".into()));
+    let tab = with_input(&[&args[..], &["--json"]].concat(), b"/system\tS\nhi").json();
+    assert_eq!(tab["turns"][0]["prompt_tokens"], prompt(3));
+    let slash = with_input(&args, b" /resett\n");
+    assert_eq!(slash.text(), "aaa\n");
+}
+
+#[test]
+fn a_bad_turn_of_a_chat_takes_no_other_with_it() {
+    let (_dir, model) = toy();
     let full = with_input(&["chat", arg(&model), "--ctx", "8"], b"a long line that cannot fit\n");
     assert!(full.error(5).contains('8'));
+    let unknown = with_input(&["chat", arg(&model)], b"/resett\n");
+    assert!(
+        ["/resett", "/reset,", "/stats", "/system", "/help"].iter().all(|w| unknown.error(2).contains(w))
+    );
+    assert!(with_input(&["chat", arg(&model)], b"/help\n").stderr.contains("/reset"));
+    let args = ["chat", arg(&model), "-n", "1", "--json", "--ctx", "24"];
+    let cut = with_input(&args, b"hi\na line that does not fit\nhi\n");
+    assert_eq!(cut.code, Some(5));
+    assert!(cut.stderr.contains("error: ") && cut.stderr.contains("24"), "{}", cut.stderr);
+    let json: Value = serde_json::from_slice(&cut.stdout).unwrap();
+    let turns = json["turns"].as_array().unwrap();
+    assert_eq!((turns.len(), &turns[0]["user"]), (1, &"hi".into()));
+    with_input(&args, b"a line that does not fit at all\n").error(5);
 }
 
 #[test]

@@ -44,11 +44,32 @@ fn a_wrong_command_line_is_one_line_that_names_the_word() {
         (&["logits", "m.gguf"], "--tokens"),
         (&["logits", "m.gguf", "-p", "x", "--tokens", "1"], "--tokens"),
         (&["perplexity", "m.gguf"], "--file"),
+        (&["run", "m.gguf", "--seed", "-1"], "whole number from 0"),
+        (&["run", "m.gguf", "--ctx", "-5"], "4294967295"),
+        (&["bench", "m.gguf", "-p", "0", "-n", "0"], "-p 0 and -n 0"),
     ] {
         let ran = neuropil(args);
         let line = ran.error(2);
         assert!(line.contains(word), "{args:?}: {line}");
         assert!(line.contains("--help"), "{args:?}: {line}");
+        assert!(!line.contains("tip: to pass"), "{args:?}: {line}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn flags_that_take_text_say_which_one_is_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let bad = std::ffi::OsStr::from_bytes(b"a\xffb");
+    for args in [
+        &["run", "m.gguf", "-p", "x", "--stop"][..],
+        &["run", "m.gguf", "-p", "x", "--chat", "--system"],
+        &["chat", "m.gguf", "--system"],
+        &["demo", "-p"],
+    ] {
+        let ran = common::Ran::new(common::command(args).arg(bad).output().unwrap());
+        let line = ran.error(2);
+        assert!(line.contains(args.last().unwrap()) && line.contains("UTF-8"), "{line}");
     }
 }
 
