@@ -88,9 +88,12 @@ impl CliError {
         if named { error } else { error.in_file(path) }
     }
 
-    /// The same failure, its line beginning with the file.
+    /// The same failure, its line beginning with the file if it does not name it anyway.
     pub fn in_file(self, path: &Path) -> CliError {
-        CliError { message: format!("{}: {}", path.display(), self.message), ..self }
+        let file = path.display().to_string();
+        let message =
+            if self.message.contains(&file) { self.message } else { format!("{file}: {}", self.message) };
+        CliError { message, ..self }
     }
 
     /// A failure that needs no words.

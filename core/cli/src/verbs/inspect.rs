@@ -152,15 +152,15 @@ fn refusal(gguf: &Gguf) -> Option<String> {
     if gguf.tensors().is_empty() {
         return Some("the file has no tensors".into());
     }
-    let error = match model::check(gguf) {
-        Err(error) => CliError::from(error),
+    let load = || -> Result<(), EngineError> {
+        model::check(&Gguf::open(gguf.path())?)?;
         // A model without a vocabulary runs on token ids; one with a broken vocabulary does not load.
-        Ok(_) => match open_tokenizer(gguf.path()) {
-            Ok(_) | Err(EngineError::NoVocabulary) => return None,
-            Err(error) => error.into(),
-        },
+        match open_tokenizer(gguf.path()) {
+            Ok(_) | Err(EngineError::NoVocabulary) => Ok(()),
+            Err(error) => Err(error),
+        }
     };
-    Some(message_line(&error.message))
+    load().err().map(|error| message_line(&CliError::from(error).message))
 }
 
 fn shortened(text: &str) -> String {
