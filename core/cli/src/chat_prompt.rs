@@ -7,6 +7,6 @@ use crate::error::CliError;
 
 /// The tokens of a conversation, up to where the next answer begins.
 pub fn encode(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>, CliError> {
-    let text = engine.chat_template()?.render(messages, true).map_err(EngineError::from)?;
-    Ok(engine.tokenizer()?.encode_chat(&text).map_err(EngineError::from)?)
+    let template = engine.chat_template()?;
+    Ok(template.prompt(engine.tokenizer()?, messages, true).map_err(EngineError::from)?)
 }

@@ -1,7 +1,8 @@
 //! An embeddable engine for language models that do not fit in memory.
 //!
-//! neuropil runs a model on whatever compute units an app hands it. It starts no threads, opens no sockets, reads no
-//! environment variables and keeps no global state; threads and SIMD live in backends, such as `neuropil-cpu`.
+//! neuropil runs a model on whatever compute units an app hands it. It keeps no threads, opens no sockets, reads no
+//! environment variables and keeps no global state; threads and SIMD live in backends, such as `neuropil-cpu`. Only a
+//! chat template, which is a stranger's program, runs on a short-lived thread whose stack is large enough for it.
 //!
 //! ```text
 //!   Engine ── Session ── Session ── …          engine:   what an app sees
@@ -35,6 +36,7 @@ pub mod engine;
 pub mod gguf;
 pub mod model;
 pub mod pipeline;
+mod shown;
 
 pub use engine::{
     Engine, EngineBuilder, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session,
