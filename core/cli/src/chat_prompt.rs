@@ -8,8 +8,7 @@ use crate::error::CliError;
 /// The tokens of a conversation, up to where the next answer begins.
 pub fn encode(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>, CliError> {
     let tokens = || -> Result<_, EngineError> {
-        let text = engine.chat_template()?.render(messages, true)?;
-        Ok(engine.tokenizer()?.encode_chat(&text)?)
+        Ok(engine.chat_template()?.prompt(engine.tokenizer()?, messages, true)?)
     };
     tokens().map_err(|error| CliError::of_model(engine.gguf().path(), error))
 }

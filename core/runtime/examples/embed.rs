@@ -11,8 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("give the path of a GGUF file")?;
     let engine = Engine::builder(path).backend(&CpuBackend::new(CpuOptions::default())?)?.build()?;
     let question = Message::new("user", "What is the capital of France?");
-    let prompt = engine.chat_template()?.render(&[question], true)?;
-    let tokens = engine.tokenizer()?.encode_chat(&prompt)?;
+    let tokens = engine.chat_template()?.prompt(engine.tokenizer()?, &[question], true)?;
     let mut session = engine.session(SessionOptions::default())?;
     session.prefill(&tokens)?;
     session.generate(&GenerateOptions::default(), &mut |piece| {

@@ -36,6 +36,7 @@ pub mod engine;
 pub mod gguf;
 pub mod model;
 pub mod pipeline;
+mod shown;
 
 pub use engine::{
     Engine, EngineBuilder, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session,

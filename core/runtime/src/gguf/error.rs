@@ -7,6 +7,8 @@
 use std::io;
 use std::path::PathBuf;
 
+pub(super) use crate::shown::shown;
+
 /// An error of the GGUF reader. Each message is one sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -160,13 +162,4 @@ pub enum GgufError {
         "{file}: block {block} of the tensor \"{tensor}\" ({type_name}) has a value that is {value}; the file is damaged, download it again"
     )]
     NotFinite { file: PathBuf, tensor: String, type_name: &'static str, block: u64, value: &'static str },
-}
-
-/// A name out of a file, fit for a message: escaped, and shortened to 100 characters.
-pub(super) fn shown(name: &str) -> String {
-    let mut text: String = name.chars().take(100).flat_map(char::escape_debug).collect();
-    if name.chars().nth(100).is_some() {
-        text.push('…');
-    }
-    text
 }

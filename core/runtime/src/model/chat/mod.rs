@@ -6,11 +6,18 @@
 //! they were not there.
 //!
 //! A template is data of a stranger: it reads nothing but what it is given, and a budget of steps and bytes ends
-//! one that would run or grow for ever. One that does not parse is no reason not to load the model; the error comes
-//! when the template is used.
+//! one that would run or grow for ever. The engine parses, prints and frees nested things by recursion, so how deep
+//! they nest is bounded too: in the source by counting ([`limits`]), at run time by the budget, since a level costs a
+//! step. What remains runs on a thread of its own whose stack fits the budget. One that does not parse is no reason
+//! not to load the model; the error comes when the template is used.
+//!
+//! What a message says is text, whatever it looks like: [`ChatTemplate::prompt`] gives ids in which only the
+//! template has written control tokens ([`guard`] says how).
 
 mod clock;
+mod guard;
 mod json;
+mod limits;
 
 pub use clock::Clock;
 
@@ -18,8 +25,9 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, context};
 
-/// What one render may use; a step or 64 bytes cost about 1. Long chats need thousands.
-const FUEL: u64 = 4_000_000;
+use super::tokenizer::{Tokenizer, TokenizerError};
+use guard::Guard;
+use limits::{fuel, on_large_stack};
 
 /// Most levels of macros calling macros.
 const DEPTH: usize = 100;
@@ -63,6 +71,23 @@ pub enum ChatError {
         /// The template's message.
         message: String,
     },
+    /// The source of the template is larger or more nested than a template's may be.
+    #[error("the model's chat template is too complex: more than {limit} {what}; it is damaged or hostile")]
+    TooComplex {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much there may be.
+        limit: usize,
+    },
+    /// The thread on which the template would run could not be had.
+    #[error("no thread for the model's chat template ({reason}); free some memory")]
+    NoThread {
+        /// What the system says.
+        reason: String,
+    },
+    /// What the template made cannot be written in the model's tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// The template uses more than a template may.
     #[error("the model's chat template takes too many steps or too much memory")]
     TooExpensive,
@@ -95,7 +120,10 @@ impl ChatTemplate {
 
     /// As [`new`](Self::new), with another clock for `strftime_now`.
     pub fn with_clock(source: Option<&str>, bos: &str, eos: &str, clock: Clock) -> Self {
-        let environment = source.ok_or(ChatError::NoTemplate).and_then(|source| environment(source, clock));
+        let environment = source.ok_or(ChatError::NoTemplate).and_then(|source| {
+            limits::check(source)?;
+            on_large_stack(0, || environment(source, clock))
+        });
         Self { environment, bos: bos.to_owned(), eos: eos.to_owned() }
     }
 
@@ -107,26 +135,74 @@ impl ChatTemplate {
         self.environment.as_ref().map(|_| ()).map_err(Clone::clone)
     }
 
-    /// The text of a conversation. With `add_generation_prompt` it ends where the assistant's answer begins.
+    /// The text of a conversation, to be read: for the model there is [`prompt`](Self::prompt). With
+    /// `add_generation_prompt` it ends where the assistant's answer begins.
     ///
     /// The template sees `messages`, `add_generation_prompt`, `bos_token`, `eos_token`, and `tools` and `documents`
-    /// as none. The text may begin with BOS: `Tokenizer::encode_chat` takes care that it stays one.
+    /// as none.
     ///
     /// # Errors
     /// Any [`ChatError`].
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
-        let environment = self.environment.as_ref().map_err(Clone::clone)?;
-        let message = |m: &Message| context! { role => m.role.as_str(), content => m.content.as_str() };
-        let values = context! {
-            messages => messages.iter().map(message).collect::<Vec<Value>>(),
-            add_generation_prompt,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-            tools => Value::from(()),
-            documents => Value::from(()),
+        let contents = messages.iter().map(|message| message.content.as_str()).collect();
+        self.render_with(messages, contents, add_generation_prompt)
+    }
+
+    /// The ids of a conversation. Control tokens come from the template alone: their texts in a message's content
+    /// stay text. Where the vocabulary asks for BOS there is exactly one at the start, whether or not the template
+    /// wrote it; no EOS is added, since an answer follows. Roles are the app's, and are not guarded.
+    ///
+    /// # Errors
+    /// Any [`ChatError`].
+    pub fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>, ChatError> {
+        let guard = Guard::choose(messages);
+        let render = |contents: &[String]| {
+            let contents = contents.iter().map(String::as_str).collect();
+            self.render_with(messages, contents, add_generation_prompt)
         };
-        let template = environment.get_template(NAME).map_err(render_error)?;
-        template.render(values).map_err(render_error)
+        let wanted = guard.contents(tokenizer, messages);
+        let mut text = render(&wanted)?;
+        let strict = guard.strict_contents(messages);
+        if strict != wanted {
+            // Did the template itself put together a control token out of a message?
+            let strict = render(&strict)?;
+            if tokenizer.guarded_tokens(&text) != tokenizer.guarded_tokens(&strict) {
+                text = strict;
+            }
+        }
+        Ok(tokenizer.encode_guarded(&text, guard.mark())?)
+    }
+
+    fn render_with(
+        &self,
+        messages: &[Message],
+        contents: Vec<&str>,
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        let environment = self.environment.as_ref().map_err(Clone::clone)?;
+        let bytes = messages.iter().zip(&contents).map(|(m, content)| m.role.len() + content.len()).sum();
+        let fuel = fuel(messages.len(), bytes);
+        on_large_stack(fuel, || {
+            let mut environment = environment.clone();
+            environment.set_fuel(Some(fuel));
+            let message =
+                |(m, content): (&Message, &&str)| context! { role => m.role.as_str(), content => *content };
+            let values = context! {
+                messages => messages.iter().zip(&contents).map(message).collect::<Vec<Value>>(),
+                add_generation_prompt,
+                bos_token => self.bos.as_str(),
+                eos_token => self.eos.as_str(),
+                tools => Value::from(()),
+                documents => Value::from(()),
+            };
+            let template = environment.get_template(NAME).map_err(render_error)?;
+            template.render(values).map_err(render_error)
+        })
     }
 }
 
@@ -137,7 +213,6 @@ fn environment(source: &str, clock: Clock) -> Result<Environment<'static>, ChatE
         environment.set_syntax(syntax);
     }
     environment.set_debug(true);
-    environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(DEPTH);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", json::filter);
@@ -166,7 +241,7 @@ fn render_error(error: Error) -> ChatError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
-            return ChatError::Raised { message: message.clone() };
+            return ChatError::Raised { message: short(message) };
         }
         if current.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
             return ChatError::TooExpensive;
@@ -178,8 +253,18 @@ fn render_error(error: Error) -> ChatError {
 
 /// What happened, in one line.
 fn reason(error: &Error) -> String {
-    let text = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    error.detail().map_or_else(|| error.kind().to_string(), short)
+}
+
+/// A template's words in one line, without control characters, shortened to 200 characters.
+fn short(text: &str) -> String {
+    let words = text.split_whitespace().flat_map(|word| [" ", word]).skip(1);
+    let mut line = words.flat_map(str::chars).filter(|c| !c.is_control());
+    let mut short: String = line.by_ref().take(200).collect();
+    if line.next().is_some() {
+        short.push('…');
+    }
+    short
 }
 
 /// Replaces the tags `generation` and `endgeneration` by an `if` that is always true: the same length, so that lines
@@ -212,3 +297,9 @@ fn without_generation_tags(source: &str) -> String {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod guard_tests;
+
+#[cfg(test)]
+mod hostile_tests;

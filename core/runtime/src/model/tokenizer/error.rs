@@ -7,7 +7,7 @@ pub enum TokenizerError {
     /// A family of tokenizers that is not built in.
     #[error("tokenizer.ggml.model is '{model}', which is not supported; supported are {known}")]
     UnknownModel {
-        /// The value in the file.
+        /// The value in the file, shortened.
         model: String,
         /// The supported values.
         known: String,
@@ -15,7 +15,7 @@ pub enum TokenizerError {
     /// Splitting rules that are not built in. Guessing would give other ids than the model was trained with.
     #[error("tokenizer.ggml.pre is '{pre}', whose splitting rules are not known; known are {known}")]
     UnknownPre {
-        /// The value in the file.
+        /// The value in the file, shortened.
         pre: String,
         /// The known names.
         known: String,

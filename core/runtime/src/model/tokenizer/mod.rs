@@ -22,6 +22,7 @@
 
 mod bpe;
 mod error;
+mod guarded;
 mod index;
 mod merge;
 mod metadata;
@@ -39,6 +40,8 @@ use error::reserve;
 use index::{NONE, TextIndex};
 use special::{Cutter, Fragment, Role};
 use spm::Spm;
+
+use crate::shown::shown;
 
 /// The longest text that can be encoded, in bytes.
 const MAX_TEXT: usize = 1 << 30;
@@ -176,23 +179,15 @@ impl Tokenizer {
     /// `NoToken`, `TooLong` over 1 GiB, `OutOfMemory`.
     pub fn encode(&self, text: impl AsRef<[u8]>, options: EncodeOptions) -> Result<Vec<u32>, TokenizerError> {
         let text = text.as_ref();
-        if text.len() > MAX_TEXT {
-            return Err(TokenizerError::TooLong { what: "a text", bytes: text.len() });
-        }
+        self.check_length(text.len())?;
         let mut ids = Vec::new();
         // Rarely more than a token per two bytes; more is reserved when needed.
         reserve(&mut ids, text.len() / 2 + 2, "the text's ids")?;
         if options.add_special && self.add_bos {
             ids.extend(self.bos);
         }
-        let fragments = self.cutter.cut(text, options.parse_special, |text| {
-            let wanted = |id: u32| {
-                self.pieces.role(id).is_some_and(|role| {
-                    role == Role::UserDefined || (options.parse_special && role.is_hidden())
-                })
-            };
-            self.pieces.find(text).filter(|&id| wanted(id)).unwrap_or(NONE)
-        });
+        let fragments =
+            self.cutter.cut(text, options.parse_special, |text| self.special(text, options.parse_special));
         let mut after_special = true;
         for fragment in fragments {
             match fragment {
@@ -200,15 +195,7 @@ impl Tokenizer {
                     ids.push(id);
                     after_special = true;
                 }
-                Fragment::Text(range) => {
-                    match &self.family {
-                        Family::Spm(spm) => {
-                            spm.encode(&self.pieces, &text[range], after_special, &mut ids)?
-                        }
-                        Family::Bpe(bpe) => bpe.encode(&self.pieces, &text[range], &mut ids)?,
-                    }
-                    after_special = false;
-                }
+                Fragment::Text(range) => self.encode_text(&text[range], &mut after_special, &mut ids)?,
             }
         }
         if options.add_special && self.add_eos {
@@ -217,28 +204,40 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of a rendered chat template: special tokens are parsed, and where the file asks for BOS there is
-    /// exactly one at the start, whether or not the template wrote it. No EOS is added: a prompt for an answer is
-    /// never at its end.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.encode(rendered, EncodeOptions { add_special: false, parse_special: true })?;
-        if let Some(bos) = self.bos.filter(|_| self.add_bos) {
-            let written = ids.iter().take_while(|&&id| id == bos).count();
-            match written {
-                0 => ids.insert(0, bos),
-                _ => drop(ids.drain(1..written)),
-            }
+    fn check_length(&self, bytes: usize) -> Result<(), TokenizerError> {
+        match bytes > MAX_TEXT {
+            true => Err(TokenizerError::TooLong { what: "a text", bytes }),
+            false => Ok(()),
         }
-        Ok(ids)
     }
 
-    /// Appends the bytes of token `id` to `out`; they may be part of a character. Control tokens have none.
+    /// The special token that is `text`, of all kinds or of the user-defined ones, else [`NONE`].
+    fn special(&self, text: &[u8], all: bool) -> u32 {
+        let wanted =
+            |id: u32| self.pieces.role(id).is_some_and(|r| r == Role::UserDefined || (all && r.is_hidden()));
+        self.pieces.find(text).filter(|&id| wanted(id)).unwrap_or(NONE)
+    }
+
+    /// Appends the ids of a text without special tokens.
+    fn encode_text(
+        &self,
+        text: &[u8],
+        after_special: &mut bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        match &self.family {
+            Family::Spm(spm) => spm.encode(&self.pieces, text, *after_special, ids)?,
+            Family::Bpe(bpe) => bpe.encode(&self.pieces, text, ids)?,
+        }
+        *after_special = false;
+        Ok(())
+    }
+
+    /// Appends the bytes of token `id` to `out`; they may be part of a character. Control tokens have none. Nor have
+    /// ids past the vocabulary: models round the number of their logits up, and may draw one that means nothing.
     ///
     /// # Errors
-    /// `OutOfRange`.
+    /// None today.
     pub fn decode_token(&self, id: u32, out: &mut Vec<u8>) -> Result<(), TokenizerError> {
         match self.pieces.role(id) {
             Some(role) if role.is_hidden() || role == Role::Unused => Ok(()),
@@ -249,11 +248,10 @@ impl Tokenizer {
     /// As [`decode_token`](Self::decode_token), with the texts of control tokens.
     ///
     /// # Errors
-    /// `OutOfRange`.
+    /// None today.
     pub fn decode_token_shown(&self, id: u32, out: &mut Vec<u8>) -> Result<(), TokenizerError> {
-        let out_of_range = TokenizerError::OutOfRange { id, tokens: self.len() };
-        let role = self.pieces.role(id).ok_or(out_of_range.clone())?;
-        let text = self.pieces.texts.get(id as usize).ok_or(out_of_range)?;
+        let Some(role) = self.pieces.role(id) else { return Ok(()) };
+        let Some(text) = self.pieces.texts.get(id as usize) else { return Ok(()) };
         match (role, &self.family) {
             (Role::Byte, _) if byte_of(text).is_some() => out.extend(byte_of(text)),
             (Role::Normal | Role::Byte, Family::Spm(_)) => unmark_spaces(text, out),
@@ -354,7 +352,7 @@ impl Tokenizer {
 fn check(vocabulary: &Vocabulary) -> Result<(), TokenizerError> {
     let tokens = vocabulary.tokens.len();
     if !["llama", "gpt2", "gemma4"].contains(&vocabulary.model.as_str()) {
-        let model = vocabulary.model.clone();
+        let model = shown(&vocabulary.model);
         return Err(TokenizerError::UnknownModel { model, known: "llama, gpt2, gemma4".to_owned() });
     }
     if tokens == 0 {
@@ -408,4 +406,4 @@ fn unmark_spaces(text: &[u8], out: &mut Vec<u8>) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::model) mod tests;

@@ -109,6 +109,11 @@ const CONTROL: [&str; 22] = [
 /// Tokens that structure an answer and are shown, although the file may call them control tokens.
 const SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
+/// Whether this is a text of a token that structures a conversation, whether it is shown or not.
+pub(super) fn structures(text: &[u8]) -> bool {
+    SHOWN.iter().chain(&END).any(|known| known.as_bytes() == text)
+}
+
 /// The role of every token, and the ids that end a generation, ascending. `find` gives the id of a text.
 pub(super) fn roles(vocabulary: &Vocabulary, find: impl Fn(&str) -> Option<u32>) -> (Vec<Role>, Vec<u32>) {
     let mut roles = vec![Role::Normal; vocabulary.tokens.len()];
@@ -192,6 +197,11 @@ impl Cutter {
             trim: name.contains("phi-3") || name.contains("phi3"),
             untrimmed: ["<unk>", "<s>", "<|endoftext|>"].into_iter().filter_map(find).collect(),
         }
+    }
+
+    /// The lengths of the special tokens that begin with `first`, longest first.
+    pub fn lengths(&self, first: u8) -> impl Iterator<Item = usize> {
+        self.all.iter().filter(move |length| length.begins_with(first)).map(|length| length.bytes)
     }
 
     /// Cuts `text`. `find` gives the id of a text that is a special token of the wanted kind, else [`NONE`].

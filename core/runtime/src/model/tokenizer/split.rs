@@ -9,6 +9,7 @@
 use regex::Regex;
 
 use super::TokenizerError;
+use crate::shown::shown;
 
 /// What happens to whitespace at the end of a match, where text follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +167,7 @@ impl Splitter {
     pub fn named(pre: &str) -> Result<Self, TokenizerError> {
         let rules = ALL.iter().find(|rules| rules.names.contains(&pre)).ok_or_else(|| {
             let known: Vec<_> = ALL.iter().flat_map(|rules| rules.names).copied().collect();
-            TokenizerError::UnknownPre { pre: pre.to_owned(), known: known.join(", ") }
+            TokenizerError::UnknownPre { pre: shown(pre), known: known.join(", ") }
         })?;
         Ok(Self::compile(rules.steps, rules.whole_words, rules.add_bos))
     }

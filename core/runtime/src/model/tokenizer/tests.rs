@@ -32,7 +32,7 @@ fn spm_vocabulary(pieces: &[&str], bytes: bool) -> Vocabulary {
 
 const PIECES: [&str; 12] = ["▁word", "▁wo", "rd", "▁w", "or", "▁", "a", "b", "w", "o", "r", "d"];
 
-fn spm(change: impl FnOnce(&mut Vocabulary)) -> Tokenizer {
+pub(in crate::model) fn spm(change: impl FnOnce(&mut Vocabulary)) -> Tokenizer {
     let mut vocabulary = spm_vocabulary(&PIECES, true);
     change(&mut vocabulary);
     Tokenizer::new(vocabulary).unwrap()
@@ -49,7 +49,7 @@ fn spelled(byte: u8) -> String {
 }
 
 /// A byte-level BPE vocabulary: 256 bytes, what the merges make, `<|im_start|> <|im_end|>` and `<user>`.
-fn bpe_vocabulary(merges: &[&str]) -> Vocabulary {
+pub(in crate::model) fn bpe_vocabulary(merges: &[&str]) -> Vocabulary {
     let mut tokens: Vec<String> = (0..=255).map(spelled).collect();
     tokens.extend(merges.iter().map(|merge| merge.replace(' ', "")));
     let mut types = vec![1; tokens.len()];
@@ -157,10 +157,13 @@ fn texts_come_back() {
 fn a_chat_prompt_begins_with_one_bos() {
     let tokenizer = spm(|_| ());
     for text in ["word", "<s>word", "<s><s>word"] {
-        assert_eq!(texts(&tokenizer, &tokenizer.encode_chat(text).unwrap()), ["<s>", "▁word"]);
+        assert_eq!(
+            texts(&tokenizer, &tokenizer.encode_guarded(text, '\u{F0000}').unwrap()),
+            ["<s>", "▁word"]
+        );
     }
     let tokenizer = spm(|vocabulary| vocabulary.add_bos = Some(false));
-    assert_eq!(texts(&tokenizer, &tokenizer.encode_chat("word").unwrap()), ["▁word"]);
+    assert_eq!(texts(&tokenizer, &tokenizer.encode_guarded("word", '\u{F0000}').unwrap()), ["▁word"]);
 }
 
 #[test]
@@ -261,11 +264,24 @@ fn a_missing_rule_name_is_said() {
 }
 
 #[test]
-fn ids_out_of_range_are_errors() {
+fn ids_past_the_vocabulary_have_no_bytes() {
     let tokenizer = spm(|_| ());
-    let id = tokenizer.len() as u32;
-    assert_eq!(tokenizer.decode(&[id]), Err(TokenizerError::OutOfRange { id, tokens: tokenizer.len() }));
+    let (id, word) = (tokenizer.len() as u32, tokenizer.find("▁word").unwrap());
+    assert_eq!(tokenizer.decode(&[id, word, u32::MAX]), Ok(b" word".to_vec()));
+    assert_eq!(tokenizer.decode_text(&[word, id]), Ok(b"word".to_vec()));
     assert_eq!(tokenizer.token_text(id), None);
+    assert!(!tokenizer.is_end(id) && !tokenizer.is_control(id));
+}
+
+#[test]
+fn a_files_own_words_stay_short_in_messages() {
+    let long = "k\n".repeat(100_000);
+    for change in [|v: &mut Vocabulary, long| v.model = long, |v: &mut Vocabulary, long| v.pre = Some(long)] {
+        let mut vocabulary = bpe_vocabulary(&["a b"]);
+        change(&mut vocabulary, long.clone());
+        let message = Tokenizer::new(vocabulary).err().unwrap().to_string();
+        assert!(message.len() < 1500 && !message.contains('\n'), "{message}");
+    }
 }
 
 #[test]
