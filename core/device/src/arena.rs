@@ -79,8 +79,7 @@ impl Arena {
             || DeviceError::OutOfMemory { device: "host".into(), bytes: slots.saturating_mul(slot_bytes) };
         let stride = slot_bytes.max(1).checked_next_multiple_of(alignment).ok_or_else(refuse)?;
         let bytes = stride.checked_mul(slots.max(1)).ok_or_else(refuse)?;
-        let layout =
-            Layout::from_size_align(bytes, alignment.max(ARENA_ALIGNMENT)).map_err(|_| refuse())?;
+        let layout = Layout::from_size_align(bytes, alignment.max(ARENA_ALIGNMENT)).map_err(|_| refuse())?;
         let mut leases = Vec::new();
         leases.try_reserve_exact(slots).map_err(|_| refuse())?;
         leases.resize_with(slots, || AtomicI32::new(0));
@@ -290,7 +289,6 @@ impl PinnedSlots {
     pub fn bytes(&self, index: usize) -> &[u8] {
         self.memory.bytes(self.slots[index] as usize)
     }
-
 }
 
 impl Drop for PinnedSlots {
@@ -378,11 +376,10 @@ mod tests {
         drop(pins);
         assert!(arena.write(1).is_ok());
         let lists = [arena.take_list(), arena.take_list(), arena.take_list()];
-        assert_eq!(lists.each_ref().map(|list| (list.is_empty(), list.capacity() > 0)), [
-            (true, true),
-            (true, true),
-            (true, false)
-        ]);
+        assert_eq!(
+            lists.each_ref().map(|list| (list.is_empty(), list.capacity() > 0)),
+            [(true, true), (true, true), (true, false)]
+        );
     }
 
     #[test]

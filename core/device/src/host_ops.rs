@@ -108,14 +108,21 @@ pub struct Rope<'a> {
 }
 
 impl Rope<'_> {
-    /// Checks the lengths, with `values` values to rotate; returns the values of a row.
+    /// Checks the lengths, with `values` values to rotate; returns the values of a row, or 0 when nothing turns.
     ///
     /// # Panics
     /// As [`HostOps::rope`].
     pub fn check(&self, values: usize) -> usize {
         let Rope { table, pairs, head_dim, .. } = *self;
+        if pairs == 0 && table.is_empty() {
+            return 0;
+        }
         let fits = pairs > 0 && pairs <= head_dim / 2 && table.len().is_multiple_of(pairs);
-        assert!(fits, "a table of {} entries does not turn {pairs} pairs of {head_dim} channels", table.len());
+        assert!(
+            fits,
+            "a table of {} entries does not turn {pairs} pairs of {head_dim} channels",
+            table.len()
+        );
         let rows = table.len() / pairs;
         let whole = if rows == 0 { values == 0 } else { values.is_multiple_of(rows) };
         let width = values / rows.max(1);
@@ -170,8 +177,8 @@ pub trait HostOps: Send + Sync + 'static {
     /// Rotates `x`, rows of whole heads, in place.
     ///
     /// # Panics
-    /// When there are no pairs or more than `head_dim / 2`, the table is not whole rows of `pairs`, or `x` is not as
-    /// many rows, each of whole heads.
+    /// When there are more pairs than `head_dim / 2`, the table is not whole rows of `pairs`, or `x` is not as many
+    /// rows, each of whole heads. No pairs turn nothing.
     fn rope(&self, rope: &Rope<'_>, x: &mut [f32]) {
         rope.check(x.len());
         rope_rows(rope, x);
@@ -207,10 +214,10 @@ impl HostOps for ScalarOps {}
 /// Rotates the rows of `x`, whose lengths were checked.
 #[inline(always)]
 pub fn rope_rows(rope: &Rope<'_>, x: &mut [f32]) {
-    let rows = rope.table.len() / rope.pairs;
-    if x.is_empty() {
+    if x.is_empty() || rope.pairs == 0 {
         return;
     }
+    let rows = rope.table.len() / rope.pairs;
     for (row, table) in x.chunks_exact_mut(x.len() / rows).zip(rope.table.chunks_exact(rope.pairs)) {
         for head in row.chunks_exact_mut(rope.head_dim) {
             math::rope_head(head, table, rope.adjacent);
