@@ -2,9 +2,8 @@
 //!
 //! `cargo bench -p neuropil-benches --bench submit`
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use neuropil_cpu::{CpuBackend, CpuOptions, Pool, Topology};
@@ -12,27 +11,10 @@ use neuropil_device::{
     Activation, ActivationKind, Backend, Buffer, ClusterJob, ClusterWeights, CompletionQueue, DType, Device,
     MatmulJob, Matrix, PreparedWeight, Product, Stage, Submission, WeightSource,
 };
-
-/// Counts what is asked of the system's allocator.
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as for this function.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as for this function.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
+use neuropil_tests::counting_alloc::{CountingAlloc, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAlloc = CountingAlloc;
 
 const REPEATS: usize = 2001;
 
@@ -40,9 +22,9 @@ const REPEATS: usize = 2001;
 fn measure(name: &str, mut once: impl FnMut() -> u64) {
     let mut times = Vec::with_capacity(REPEATS);
     (0..100).for_each(|_| _ = once());
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = allocations();
     (0..REPEATS).for_each(|_| times.push(once()));
-    let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / REPEATS as f64;
+    let allocations = (allocations() - before) as f64 / REPEATS as f64;
     times.sort_unstable();
     let at = |share: usize| times[REPEATS * share / 100] as f64 / 1000.0;
     println!("{name:44} {:8.2} µs  {:8.2} µs  {allocations:6.2}", at(50), at(90));

@@ -1,10 +1,15 @@
 //! An allocator that counts, for tests of memory promises.
 //!
-//! It counts per thread: tests run beside each other in one process, and a test asks about its own allocations.
+//! It counts bytes per thread: tests run beside each other in one process, and a test asks about its own. The number
+//! of allocations is that of the whole process, for benches, which have it to themselves.
 //! A test binary installs it with `#[global_allocator]`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Allocations of the process since it began.
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// Bytes this thread holds. Below zero when it frees what another thread allocated.
@@ -27,12 +32,14 @@ fn count(change: isize) {
 // nor unwinds.
 unsafe impl GlobalAlloc for CountingAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         count(layout.size() as isize);
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         count(layout.size() as isize);
         // SAFETY: the caller keeps the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
@@ -46,12 +53,18 @@ unsafe impl GlobalAlloc for CountingAlloc {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // While it moves, both blocks exist.
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         count(size as isize);
         // SAFETY: the caller keeps the contract of `realloc`.
         let moved = unsafe { System.realloc(pointer, layout, size) };
         count(-(layout.size() as isize));
         moved
     }
+}
+
+/// Allocations, grown ones included, that all threads of the process have made so far.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.load(Ordering::Relaxed)
 }
 
 /// Runs `work` and returns the most bytes that its thread held during it, beyond those it held before.

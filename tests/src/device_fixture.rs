@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use neuropil_device::{
     Activation, Arena, Buffer, BundleLayout, ClusterJob, ClusterWeights, CompletionQueue, DType, Device,
-    DeviceError, MatmulJob, Matrix, PreparedWeight, Product, RowSource, Stage, Submission, WeightSource,
+    DeviceError, MatmulJob, Matrix, PreparedWeight, Product, RowSource, SLOT_ALIGNMENT, Stage, Submission,
+    WeightSource,
 };
 
 use crate::reference::{activate, multiply};
@@ -111,10 +112,11 @@ impl Case {
                 activation,
                 weights: match &block {
                     Some(block) => ClusterWeights::Block(block.clone()),
-                    None => ClusterWeights::Bundles {
-                        layout: neurons.layout(),
-                        slots: arena.pin((0..self.rows as u32).collect())?,
-                    },
+                    None => {
+                        let mut slots = arena.take_list();
+                        slots.extend(0..self.rows as u32);
+                        ClusterWeights::Bundles { layout: neurons.layout(), slots: arena.pin(slots)? }
+                    }
                 },
                 x: x.read()?,
                 hidden: if fused { None } else { Some(hidden.write()?) },
@@ -194,7 +196,7 @@ impl Neurons {
     fn arena(&self) -> Result<Arena, DeviceError> {
         let layout = self.layout();
         let size = |w: &Weight| w.bytes.len() / w.rows;
-        let arena = Arena::new(self.gate.rows, layout.down + size(&self.down_rows))?;
+        let arena = Arena::new(self.gate.rows, layout.down + size(&self.down_rows), SLOT_ALIGNMENT)?;
         for neuron in 0..self.gate.rows {
             let mut slot = arena.write(neuron)?;
             for (weight, at) in

@@ -7,14 +7,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use neuropil_device::{
-    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, DeviceInfo, DeviceKind, MatmulJob,
-    Matrix, OpShape, PinnedSlots, PreparedWeight, Stage, Submission, Support, WeightShape, WeightSource,
+    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind,
+    MatmulJob, Matrix, OpShape, PinnedSlots, PreparedWeight, Stage, Submission, Support, WeightShape,
+    WeightSource,
 };
 
 use crate::{codec, reference};
 
 /// See the module.
 pub struct ReferenceDevice {
+    id: DeviceId,
     info: DeviceInfo,
 }
 
@@ -34,24 +36,18 @@ struct Neurons {
 impl ReferenceDevice {
     /// A device.
     pub fn new() -> Arc<ReferenceDevice> {
-        Arc::new(ReferenceDevice {
-            info: DeviceInfo {
-                name: "reference".into(),
-                vendor: "neuropil".into(),
-                kind: DeviceKind::Cpu,
-                memory_bytes: 0,
-                threads: 1,
-                import_alignment: 0,
-                token_buckets: Vec::new(),
-            },
-        })
+        Arc::new(ReferenceDevice { id: DeviceId::new(), info: DeviceInfo::new("reference", DeviceKind::Cpu) })
+    }
+
+    fn own<'a>(&self, weight: &'a PreparedWeight) -> Result<&'a Decoded, DeviceError> {
+        weight.downcast(self.id, &self.info.name)
     }
 
     fn matmul(&self, job: &mut MatmulJob) -> Result<(), DeviceError> {
         let tokens = job.tokens;
         let (x, products) = job.parts_mut();
         for product in products {
-            let (rows, cols, w) = match (product.weight.shape(), product.weight.downcast(&self.info.name)?) {
+            let (rows, cols, w) = match (product.weight.shape(), self.own(&product.weight)?) {
                 (WeightShape::Matrix { rows, cols }, Decoded::Matrix(w)) => (rows, cols, w),
                 _ => return Err(self.unsupported("a block of neurons as a matrix")),
             };
@@ -70,7 +66,7 @@ impl ReferenceDevice {
     fn cluster(&self, job: &mut ClusterJob) -> Result<(), DeviceError> {
         let unpacked;
         let (neurons, width) = match &job.weights {
-            ClusterWeights::Block(weight) => match (weight.shape(), weight.downcast(&self.info.name)?) {
+            ClusterWeights::Block(weight) => match (weight.shape(), self.own(weight)?) {
                 (WeightShape::Neurons { width, .. }, Decoded::Neurons(neurons)) => (neurons, width),
                 _ => return Err(self.unsupported("a matrix as a block of neurons")),
             },
@@ -116,7 +112,7 @@ impl Device for ReferenceDevice {
     fn supports(&self, op: &OpShape) -> Support {
         match op {
             OpShape::Matmul { .. } | OpShape::Cluster { .. } => Support::Native,
-            OpShape::Block => Support::No("the reference device has no attention".into()),
+            _ => Support::No("the reference device has no attention".into()),
         }
     }
 
@@ -137,7 +133,7 @@ impl Device for ReferenceDevice {
                 (3 * neurons * width * 4, Decoded::Neurons(block))
             }
         };
-        Ok(PreparedWeight::new(shape, bytes, Arc::new(decoded)))
+        Ok(PreparedWeight::new(self.id, shape, bytes, Arc::new(decoded)))
     }
 
     fn submit_matmul(&self, mut submission: Submission<MatmulJob>) {

@@ -3,14 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use neuropil_cpu::{CpuBackend, CpuOptions};
 use neuropil_device::{
-    Activation, ActivationKind, Buffer, DType, Device, DeviceError, MatmulJob, Matrix, PreparedWeight,
-    Product, RowSource, WeightShape, WeightSource,
+    Activation, ActivationKind, Buffer, DType, Device, DeviceError, MatmulJob, Matrix, Product, RowSource,
+    WeightSource,
 };
+use neuropil_tests::counting_alloc::{CountingAlloc, peak_bytes};
 use neuropil_tests::device_fixture::{Case, Form, matrix, run};
 use neuropil_tests::mock::{Fault, FaultyDevice};
 use neuropil_tests::reference_device::ReferenceDevice;
 use neuropil_tests::toy::Weight;
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc = CountingAlloc;
 
 const SMALL: Case = Case { dtype: DType::F32, down_dtype: DType::F32, rows: 64, cols: 32, tokens: 3 };
 
@@ -52,10 +57,14 @@ fn clusters_of_every_activation_form_and_stage() {
 
 #[test]
 fn a_weight_of_another_device_is_refused() {
-    for (device, _) in devices() {
+    for ((device, _), (other, _)) in devices().into_iter().zip(devices()) {
         let x = Buffer::host(32 * 4).unwrap();
         let y = Buffer::host(64 * 4).unwrap();
-        let weight = PreparedWeight::new(WeightShape::Matrix { rows: 64, cols: 32 }, 0, Arc::new(()));
+        // The same type of device, so only the identity tells them apart.
+        let values = Weight::new("w", DType::F32, 64, 32, &[0.5; 64 * 32]);
+        let source = || WeightSource::Matrix(matrix(&values));
+        let weight = other.prepare(source(), None).unwrap();
+        assert!(device.prepare(source(), Some(weight.clone())).is_ok(), "nothing of it is reused");
         let product = Product { weight, y: y.write().unwrap(), accumulate: false };
         let job = MatmulJob::new(1, x.read().unwrap()).with(product);
         let result = run(&*device, |s| device.submit_matmul(s), job);
@@ -91,6 +100,39 @@ fn a_weight_that_cannot_be_read_is_an_error() {
         let result = device.prepare(WeightSource::Matrix(weight), None);
         assert!(matches!(result, Err(DeviceError::Source { .. })), "{result:?}");
     }
+}
+
+#[test]
+fn an_empty_weight_is_refused() {
+    for (device, _) in devices() {
+        for (rows, cols) in [(0, 32), (4, 0), (0, 0)] {
+            let weight = Matrix { dtype: DType::F32, rows, cols, data: &Vec::new() };
+            let result = device.prepare(WeightSource::Matrix(weight), None);
+            assert!(matches!(result, Err(DeviceError::Shape { .. })), "{rows} x {cols}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn packing_takes_the_packed_weight_and_little_more() {
+    struct Zeros(usize);
+    impl RowSource for Zeros {
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn read(&self, _: usize, out: &mut [u8]) -> Result<(), DeviceError> {
+            out.fill(0);
+            Ok(())
+        }
+    }
+    // One thread, for the allocator counts those of the test's only.
+    let cpu = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).unwrap().open(0).unwrap();
+    let (rows, cols) = (8192, 2048);
+    let weight = Matrix { dtype: DType::Q8_0, rows, cols, data: &Zeros(rows * cols / 32 * 34) };
+    let (prepared, peak) = peak_bytes(|| cpu.prepare(WeightSource::Matrix(weight), None));
+    let bytes = prepared.unwrap().bytes();
+    assert!(peak < bytes + (4 << 20), "{peak} bytes for a packed weight of {bytes}");
 }
 
 #[test]

@@ -40,9 +40,6 @@ pub enum CpuError {
         /// What the system said.
         error: io::Error,
     },
-    /// No memory for the device's own structures.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
 }
 
 /// The CPU backend: one device, `cpu`.
@@ -68,9 +65,7 @@ impl CpuBackend {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let info = describe(&cpuinfo, crew.isa, threads);
         let ops = Arc::new(CpuOps::new(crew.clone()));
-        let device = CpuDevice::new(info, crew)
-            .map_err(|error| DeviceError::OutOfMemory { device: "cpu".into(), bytes: error.0 })?;
-        Ok(CpuBackend { device: Arc::new(device), ops })
+        Ok(CpuBackend { device: Arc::new(CpuDevice::new(info, crew)), ops })
     }
 }
 
@@ -85,8 +80,7 @@ impl Backend for CpuBackend {
 
     fn open(&self, index: usize) -> Result<Arc<dyn Device>, DeviceError> {
         if index > 0 {
-            let reason = "there is one CPU device, number 0".into();
-            return Err(DeviceError::Lost { device: format!("cpu:{index}"), reason });
+            return Err(DeviceError::NoSuchDevice { name: self.name().into(), index });
         }
         Ok(self.device.clone())
     }
@@ -104,15 +98,11 @@ fn describe(cpuinfo: &str, isa: Isa, threads: usize) -> DeviceInfo {
     let product = field("model name").or_else(|| field("Hardware"));
     let product = product.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH));
     let plural = if threads == 1 { "thread" } else { "threads" };
-    DeviceInfo {
-        name: format!("{product} ({}, {threads} {plural})", isa.name()),
-        vendor: field("vendor_id").unwrap_or_default(),
-        kind: DeviceKind::Cpu,
-        memory_bytes: 0,
-        threads,
-        import_alignment: 0,
-        token_buckets: Vec::new(),
-    }
+    let name = format!("{product} ({}, {threads} {plural})", isa.name());
+    let mut info = DeviceInfo::new(name, DeviceKind::Cpu);
+    info.vendor = field("vendor_id").unwrap_or_default();
+    info.threads = threads;
+    info
 }
 
 #[cfg(test)]
@@ -136,7 +126,8 @@ mod tests {
             let expected = threads.filter(|n| *n > 0).unwrap_or_else(|| Topology::detect().default_threads());
             assert_eq!(backend.probe()[0].threads, expected);
             assert_eq!(backend.open(0).unwrap().info().threads, expected);
-            assert!(backend.open(1).is_err());
+            let error = DeviceError::NoSuchDevice { name: "cpu".into(), index: 1 };
+            assert_eq!(backend.open(1).err(), Some(error));
             assert!(backend.host_ops().is_some());
         }
         let many = CpuBackend::new(CpuOptions { threads: Some(100_000), isa: None });

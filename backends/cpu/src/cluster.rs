@@ -17,7 +17,7 @@ impl CpuDevice {
         let ClusterWeights::Block(weight) = &job.weights else {
             return Err(self.unsupported("neurons in an arena"));
         };
-        let Weight::Neurons { gate, up, down } = weight.downcast::<Weight>(&self.info().name)? else {
+        let Weight::Neurons { gate, up, down } = self.own(weight)? else {
             return Err(self.unsupported("a matrix as the weight of a neuron cluster"));
         };
         let (tokens, neurons, width) = (job.tokens, gate.rows(), gate.cols());
@@ -34,10 +34,12 @@ impl CpuDevice {
         let hidden = job.hidden.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
         let y = job.y.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
         let (stage, activation, accumulate) = (job.stage, job.activation, job.accumulate);
+        // The hidden values lie in the device's own memory; nothing else bounds their number.
+        let hidden_len = check_len("hidden values", tokens, neurons, isize::MAX as usize / size_of::<f32>())?;
         let quantized = gate.dtype().is_quantized() || up.dtype().is_quantized();
         self.with_scratch(|scratch| {
             if quantized {
-                self.crew.quantize(&mut scratch.input, x, tokens, width)?;
+                self.quantize(&mut scratch.input, x, tokens, width)?;
             }
             if stage == Stage::Gate {
                 let y = Columns::new(hidden, tokens, neurons, neurons);
@@ -48,11 +50,12 @@ impl CpuDevice {
             let gates = if stage == Stage::Fused { Gates::Compute(gate) } else { Gates::Given(hidden) };
             self.hidden(scratch, x, tokens, &gates, up, &|gate, up| {
                 self.crew.isa.host(HostOp::Activate { activation, gate, up });
-            })?;
+            })
+            .map_err(|error| self.out_of_memory(error))?;
             let Scratch { gate: hidden, hidden: activations, .. } = scratch;
-            let hidden = &hidden[..tokens * neurons];
+            let hidden = &hidden[..hidden_len];
             if down.dtype().is_quantized() {
-                self.crew.quantize(activations, hidden, tokens, neurons)?;
+                self.quantize(activations, hidden, tokens, neurons)?;
             }
             let input = input_for(down, hidden, activations);
             self.one(
@@ -69,7 +72,7 @@ impl CpuDevice {
         self.crew.multiply(&all, tokens);
     }
 
-    /// Computes the hidden values of all neurons into `scratch.gate`, `[tokens, neurons]`.
+    /// Computes the hidden values of all neurons into `scratch.gate`, `[tokens, neurons]`, whose size was checked.
     fn hidden(
         &self,
         scratch: &mut Scratch,

@@ -25,6 +25,9 @@ const FEW_ACTIVATIONS: usize = 1 << 13;
 /// Bytes to pack in a chunk at least.
 const PACK_CHUNK: usize = 64 << 10;
 
+/// Bytes of rows that a thread reads at a time to pack them, unless one group is larger.
+const MOST_STAGED: usize = 1 << 20;
+
 /// The threads and what they can do.
 #[derive(Clone)]
 pub(crate) struct Crew {
@@ -87,23 +90,28 @@ impl Crew {
         });
     }
 
-    /// Packs a weight, in the memory of an old one where it fits. Each thread reads the rows that it packs.
+    /// Packs a weight that was checked, in the memory of an old one where it fits. Each thread reads the rows that it
+    /// packs, about [`MOST_STAGED`] bytes at a time; beside the packed weight that is all the memory it takes.
     pub fn pack(&self, matrix: &Matrix<'_>, recycle: Option<Packed>) -> Result<Packed, PackFailure> {
         let Matrix { dtype, rows, cols, data } = *matrix;
         let mut packed = Packed::unfilled(dtype, rows, cols, recycle)?;
         let (groups, group) = (packed.groups(), packed.group_bytes());
-        if groups == 0 || group == 0 {
-            return Ok(packed);
-        }
         let source_group = data.len() / rows * GROUP_ROWS;
-        let per_chunk = self.pool.chunk_len(groups, PACK_CHUNK.div_ceil(group));
+        let most = (MOST_STAGED / source_group).max(1);
+        let per_chunk = self.pool.chunk_len(groups, PACK_CHUNK.div_ceil(group)).min(most);
         let claims = Claims::new(packed.bytes_mut());
         let failure = Mutex::new(None);
+        // Buffers that wait for the next chunk: one for each thread that has begun one.
+        let staging = Mutex::new(Vec::new());
+        let lock = || staging.lock().unwrap_or_else(PoisonError::into_inner);
         self.pool.run(groups.div_ceil(per_chunk), &|_| {
             let Some((at, target)) = claims.claim(|at| at + per_chunk * group) else { return };
             let first = at / group * source_group;
             let end = data.len().min(first + target.len() / group * source_group);
-            let packed = read(data, first, end).and_then(|rows| Ok(pack_groups(dtype, cols, &rows, target)?));
+            let mut rows: Vec<u8> = lock().pop().unwrap_or_default();
+            let packed =
+                read(data, first, end, &mut rows).and_then(|()| Ok(pack_groups(dtype, cols, &rows, target)?));
+            lock().push(rows);
             if let Err(error) = packed {
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
@@ -130,10 +138,10 @@ impl From<PackError> for PackFailure {
     }
 }
 
-fn read(data: &dyn RowSource, first: usize, end: usize) -> Result<Vec<u8>, PackFailure> {
-    let mut rows = Vec::new();
-    rows.try_reserve_exact(end - first).map_err(|_| PackError::OutOfMemory(OutOfMemory(end - first)))?;
+/// Reads the bytes from `first` to `end` into `rows`.
+fn read(data: &dyn RowSource, first: usize, end: usize, rows: &mut Vec<u8>) -> Result<(), PackFailure> {
+    let more = (end - first).saturating_sub(rows.len());
+    rows.try_reserve_exact(more).map_err(|_| PackError::OutOfMemory(OutOfMemory(more)))?;
     rows.resize(end - first, 0);
-    data.read(first, &mut rows).map_err(PackFailure::Source)?;
-    Ok(rows)
+    data.read(first, rows).map_err(PackFailure::Source)
 }

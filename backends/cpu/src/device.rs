@@ -1,21 +1,27 @@
 //! The CPU as a device: a pool of threads that runs every job to its end before `submit` returns.
 //!
 //! A job takes its working memory from a scratch that keeps its size, so a decode step allocates nothing. Two
-//! callers at once do not wait for each other: the second brings a scratch of its own (and finds the pool busy, so it
-//! computes on its own thread).
+//! callers at once do not wait for each other: the second takes another scratch (and finds the pool busy, so it
+//! computes on its own thread). Idle scratches wait on a small stack.
 
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use neuropil_device::{
-    ClusterJob, Device, DeviceError, DeviceInfo, MAX_PRODUCTS, MatmulJob, Matrix, OpShape, PreparedWeight,
-    Submission, Support, WeightShape, WeightSource,
+    ClusterJob, DType, Device, DeviceError, DeviceId, DeviceInfo, MAX_PRODUCTS, MatmulJob, Matrix, OpShape,
+    PreparedWeight, Submission, Support, WeightSource,
 };
 
 use crate::arch::Isa;
 use crate::crew::{Crew, PackFailure, Work};
 use crate::kernels::{Activations, Input};
 use crate::mem::{Columns, OutOfMemory};
-use crate::pack::{PackError, Packed};
+use crate::pack::{GROUP_ROWS, PackError, Packed, group_bytes};
+
+/// Idle scratches kept: as many as callers are likely to work at once.
+const MOST_IDLE: usize = 8;
+
+/// Bytes by which packing may make any weight larger.
+const SMALL_PADDING: usize = 16 << 20;
 
 /// A weight in the layout of the kernels.
 pub(crate) enum Weight {
@@ -45,37 +51,66 @@ impl Scratch {
 }
 
 /// The CPU. Made by [`crate::CpuBackend`].
+///
+/// It packs weights 16 rows side by side and fills the last 16 up, and refuses a weight that this would make larger by
+/// over 16 MiB and over a quarter: a file of a few megabytes must not take a gigabyte.
 pub struct CpuDevice {
+    id: DeviceId,
     info: DeviceInfo,
     pub(crate) crew: Crew,
-    scratch: Mutex<Scratch>,
+    idle: Mutex<Vec<Scratch>>,
 }
 
 impl CpuDevice {
-    pub(crate) fn new(info: DeviceInfo, crew: Crew) -> Result<CpuDevice, OutOfMemory> {
-        Ok(CpuDevice { info, crew, scratch: Mutex::new(Scratch::new()?) })
+    pub(crate) fn new(info: DeviceInfo, crew: Crew) -> CpuDevice {
+        CpuDevice { id: DeviceId::new(), info, crew, idle: Mutex::new(Vec::with_capacity(MOST_IDLE)) }
     }
 
-    /// Calls `job` with working memory.
+    /// Calls `job` with working memory that nobody else uses meanwhile.
     pub(crate) fn with_scratch(
         &self,
-        job: impl FnOnce(&mut Scratch) -> Result<(), OutOfMemory>,
+        job: impl FnOnce(&mut Scratch) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let result = match self.scratch.try_lock() {
-            Ok(mut scratch) => job(&mut scratch),
-            // Its contents mean nothing between jobs, so a job that panicked has done no harm.
-            Err(TryLockError::Poisoned(scratch)) => job(&mut scratch.into_inner()),
-            Err(TryLockError::WouldBlock) => Scratch::new().and_then(|mut scratch| job(&mut scratch)),
+        let idle = self.idle().pop();
+        let mut scratch = match idle {
+            Some(scratch) => scratch,
+            None => Scratch::new().map_err(|error| self.out_of_memory(error))?,
         };
-        result.map_err(|error| self.out_of_memory(error))
+        let result = job(&mut scratch);
+        let mut idle = self.idle();
+        if idle.len() < MOST_IDLE {
+            idle.push(scratch);
+        }
+        result
     }
 
-    fn out_of_memory(&self, error: OutOfMemory) -> DeviceError {
+    fn idle(&self) -> MutexGuard<'_, Vec<Scratch>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn out_of_memory(&self, error: OutOfMemory) -> DeviceError {
         DeviceError::OutOfMemory { device: self.info.name.clone(), bytes: error.0 }
+    }
+
+    /// Quantises `x[tokens, cols]`.
+    pub(crate) fn quantize(
+        &self,
+        activations: &mut Activations,
+        x: &[f32],
+        tokens: usize,
+        cols: usize,
+    ) -> Result<(), DeviceError> {
+        self.crew.quantize(activations, x, tokens, cols).map_err(|error| self.out_of_memory(error))
+    }
+
+    /// The device's own form of a weight.
+    pub(crate) fn own<'a>(&self, weight: &'a PreparedWeight) -> Result<&'a Weight, DeviceError> {
+        weight.downcast(self.id, &self.info.name)
     }
 
     fn pack(&self, matrix: &Matrix<'_>, recycle: Option<Packed>) -> Result<Packed, DeviceError> {
         matrix.check()?;
+        check_padding(matrix.dtype, matrix.rows, matrix.cols).map_err(|what| self.unsupported(&what))?;
         self.crew.pack(matrix, recycle).map_err(|error| match error {
             PackFailure::Source(error) => error,
             PackFailure::Pack(PackError::OutOfMemory(error)) => self.out_of_memory(error),
@@ -89,7 +124,7 @@ impl CpuDevice {
     }
 
     fn matrix<'a>(&self, weight: &'a PreparedWeight) -> Result<&'a Packed, DeviceError> {
-        match weight.downcast::<Weight>(&self.info.name)? {
+        match self.own(weight)? {
             Weight::Matrix(packed) => Ok(packed),
             Weight::Neurons { .. } => Err(self.unsupported("a block of neurons as the weight of a matmul")),
         }
@@ -115,12 +150,11 @@ impl CpuDevice {
         let x = &x[..check_len("values of x", tokens, cols, x.len())?];
         self.with_scratch(|scratch| {
             if quantized {
-                self.crew.quantize(&mut scratch.input, x, tokens, cols)?;
+                self.quantize(&mut scratch.input, x, tokens, cols)?;
             }
             let mut work = [const { None }; MAX_PRODUCTS];
             for (product, place) in products.zip(&mut work) {
-                // Checked above; the products have not changed since.
-                let Ok(weight) = self.matrix(&product.weight) else { continue };
+                let weight = self.matrix(&product.weight)?;
                 let y = Columns::new(product.y.slice_mut(), tokens, weight.rows(), weight.rows());
                 let input = input_for(weight, x, &scratch.input);
                 *place = Some(Work { weight, input, y, accumulate: product.accumulate });
@@ -134,6 +168,22 @@ impl CpuDevice {
 /// What a weight of that type multiplies.
 pub(crate) fn input_for<'a>(weight: &Packed, x: &'a [f32], quantized: &'a Activations) -> Input<'a> {
     if weight.dtype().is_quantized() { Input::Quantized(quantized) } else { Input::Floats(x) }
+}
+
+/// Whether packing leaves a weight near its size, or else why not.
+fn check_padding(dtype: DType, rows: usize, cols: usize) -> Result<(), String> {
+    let packed = group_bytes(dtype, cols).and_then(|group| group.checked_mul(rows.div_ceil(GROUP_ROWS)));
+    let (Some(packed), Some(bytes)) = (packed, dtype.matrix_bytes(rows, cols)) else {
+        return Err(format!("a {rows} x {cols} weight, which no memory holds"));
+    };
+    let more = packed.saturating_sub(bytes);
+    if more > SMALL_PADDING && more > bytes / 4 {
+        return Err(format!(
+            "a {rows} x {cols} weight of type {dtype}: with its rows filled up to a multiple of {GROUP_ROWS} it takes \
+             {packed} bytes instead of {bytes}"
+        ));
+    }
+    Ok(())
 }
 
 /// The length that a job needs of a buffer, if the buffer is long enough.
@@ -153,19 +203,20 @@ impl Device for CpuDevice {
     }
 
     fn supports(&self, op: &OpShape) -> Support {
-        let fits = |dtype: neuropil_device::DType, cols: usize| {
-            let odd = || format!("{cols} columns are not whole blocks of {dtype}");
-            if dtype.row_bytes(cols).is_some() { Ok(()) } else { Err(odd()) }
+        let fits = |dtype: DType, rows: usize, cols: usize| match dtype.row_bytes(cols) {
+            Some(_) => check_padding(dtype, rows, cols),
+            None => Err(format!("{cols} columns are not whole blocks of {dtype}")),
         };
         let answer = match *op {
-            OpShape::Matmul { dtype, cols, .. } => fits(dtype, cols),
+            OpShape::Matmul { dtype, rows, cols, .. } => fits(dtype, rows, cols),
             OpShape::Cluster { bundles: true, .. } => {
                 Err("the CPU computes prepared blocks of neurons only".into())
             }
             OpShape::Cluster { dtype, down_dtype, neurons, width, .. } => {
-                fits(dtype, width).and_then(|()| fits(down_dtype, neurons))
+                fits(dtype, neurons, width).and_then(|()| fits(down_dtype, width, neurons))
             }
             OpShape::Block => Err("the CPU computes a transformer block by its parts".into()),
+            _ => Err("the CPU backend does not know this operation".into()),
         };
         match answer {
             Err(why) => Support::No(why),
@@ -180,7 +231,7 @@ impl Device for CpuDevice {
         recycle: Option<PreparedWeight>,
     ) -> Result<PreparedWeight, DeviceError> {
         let shape = weight.shape()?;
-        let recycle = recycle.and_then(PreparedWeight::into_inner::<Weight>);
+        let recycle = recycle.and_then(|old| old.into_inner::<Weight>(self.id));
         let weight = match weight {
             WeightSource::Matrix(matrix) => {
                 let old = match recycle {
@@ -205,12 +256,7 @@ impl Device for CpuDevice {
             Weight::Matrix(packed) => packed.bytes().len(),
             Weight::Neurons { gate, up, down } => [gate, up, down].iter().map(|p| p.bytes().len()).sum(),
         };
-        debug_assert!(matches!(
-            (&weight, shape),
-            (Weight::Matrix(_), WeightShape::Matrix { .. })
-                | (Weight::Neurons { .. }, WeightShape::Neurons { .. })
-        ));
-        Ok(PreparedWeight::new(shape, bytes, Arc::new(weight)))
+        Ok(PreparedWeight::new(self.id, shape, bytes, Arc::new(weight)))
     }
 
     fn submit_matmul(&self, mut submission: Submission<MatmulJob>) {

@@ -3,7 +3,7 @@
 //! Work is shared over rows only where there are enough: a decode step has one row, and a fork costs as much as its
 //! norm. Attention is shared over KV heads as well.
 
-use neuropil_device::{Attention, HostOps, Rope};
+use neuropil_device::{Attention, HostOps, Rope, check_add, check_rms_norm};
 
 use crate::arch::{AttentionParts, HostOp};
 use crate::crew::Crew;
@@ -44,29 +44,25 @@ impl CpuOps {
 
 impl HostOps for CpuOps {
     fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        let width = weight.len();
-        let len = x.len().min(out.len());
-        if width == 0 || len < width {
-            return;
-        }
-        self.by_rows(&mut out[..len / width * width], width, &|at, out| {
+        check_rms_norm(x, weight, out);
+        self.by_rows(out, weight.len(), &|at, out| {
             self.crew.isa.host(HostOp::RmsNorm { x: &x[at..][..out.len()], weight, eps, out });
         });
     }
 
     fn rope(&self, rope: &Rope<'_>, x: &mut [f32]) {
-        let rows = rope.table.len() / rope.pairs.max(1);
-        let width = x.len() / rows.max(1);
-        if rows == 0 || width == 0 {
+        let width = rope.check(x.len());
+        if width == 0 {
             return;
         }
-        self.by_rows(&mut x[..rows * width], width, &|at, x| {
+        self.by_rows(x, width, &|at, x| {
             let table = &rope.table[at / width * rope.pairs..][..x.len() / width * rope.pairs];
             self.crew.isa.host(HostOp::Rope { rope: Rope { table, ..*rope }, x });
         });
     }
 
     fn attention(&self, job: &Attention<'_>, out: &mut [f32]) {
+        job.check(out.len());
         let seen: usize = job.rows.iter().map(|row| job.visible(row).len()).sum();
         let products = seen.saturating_mul(2 * job.heads * job.head_dim);
         let wanted = if products < FEW_PRODUCTS { 1 } else { 8 * self.crew.pool.threads() };
@@ -76,9 +72,7 @@ impl HostOps for CpuOps {
     }
 
     fn add(&self, x: &mut [f32], y: &[f32]) {
-        let len = x.len().min(y.len());
-        self.by_rows(&mut x[..len], 1, &|at, x| {
-            self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x })
-        });
+        check_add(x, y);
+        self.by_rows(x, 1, &|at, x| self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x }));
     }
 }

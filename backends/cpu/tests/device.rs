@@ -7,8 +7,8 @@ use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
 use neuropil_device::quant::{quantize_row, reference};
 use neuropil_device::{
     Activation, ActivationKind, Arena, Backend, Buffer, BundleLayout, ClusterJob, ClusterWeights,
-    CompletionQueue, DType, Device, DeviceError, MatmulJob, Matrix, OpShape, PreparedWeight, Product, Stage,
-    Submission, Support, WeightSource,
+    CompletionQueue, DType, Device, DeviceError, MatmulJob, Matrix, OpShape, PreparedWeight, Product,
+    RowSource, Stage, Submission, Support, WeightSource,
 };
 
 fn device(threads: usize, isa: Isa) -> Arc<dyn Device> {
@@ -294,17 +294,42 @@ fn jobs_that_do_not_fit_together_are_errors() {
     assert_eq!(run_cluster(&*device, gate), mismatch("values of hidden", 8, 0));
     let matrix = ClusterJob { weights: ClusterWeights::Block(prepare(&w)), ..ffn.job(&block, 1, &x) };
     assert!(matches!(run_cluster(&*device, matrix), Err(DeviceError::Unsupported { .. })));
-    let foreign = PreparedWeight::new(block.shape(), 0, Arc::new(5u8));
+    // Another device of the same kind.
+    let foreign = self::device(2, Isa::detect()).prepare(ffn.source(), None).unwrap();
     let foreign = ClusterJob { weights: ClusterWeights::Block(foreign), ..ffn.job(&block, 1, &x) };
     assert!(matches!(run_cluster(&*device, foreign), Err(DeviceError::ForeignHandle { .. })));
     let layout =
         BundleLayout { width: 4, dtype: DType::F32, down_dtype: DType::F32, gate: 0, up: 16, down: 32 };
-    let slots = Arena::new(1, 48).unwrap().pin(vec![0]).unwrap();
+    let slots = Arena::new(1, 48, 64).unwrap().pin(vec![0]).unwrap();
     let bundles = ClusterWeights::Bundles { layout, slots };
     let bundles = ClusterJob { weights: bundles, ..ffn.job(&block, 1, &x) };
     assert!(matches!(run_cluster(&*device, bundles), Err(DeviceError::Unsupported { .. })));
     let short = Matrix { rows: 33, ..w.matrix() };
     assert!(matches!(device.prepare(WeightSource::Matrix(short), None), Err(DeviceError::Shape { .. })));
+}
+
+#[test]
+fn a_weight_that_packing_would_blow_up_is_refused() {
+    struct Nothing(usize);
+    impl RowSource for Nothing {
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn read(&self, _: usize, _: &mut [u8]) -> Result<(), DeviceError> {
+            panic!("it is refused before a byte is read")
+        }
+    }
+    let device = device(1, Isa::detect());
+    let cols = 1 << 24;
+    for rows in [1, 12] {
+        let weight = Matrix { dtype: DType::Q4_0, rows, cols, data: &Nothing(rows * cols / 32 * 18) };
+        let result = device.prepare(WeightSource::Matrix(weight), None);
+        assert!(matches!(result, Err(DeviceError::Unsupported { .. })), "{result:?}");
+    }
+    let matmul = |rows| OpShape::Matmul { dtype: DType::Q4_0, rows, cols, tokens: 1 };
+    assert!(matches!(device.supports(&matmul(1)), Support::No(_)));
+    assert!(!matches!(device.supports(&matmul(15)), Support::No(_)));
 }
 
 #[test]

@@ -143,6 +143,64 @@ fn attention_keeps_what_is_not_finite() {
 }
 
 #[test]
+fn a_query_that_is_not_a_number_shows() {
+    let rows: Vec<_> = (0..90).map(|position| AttentionRow { sequence: 0, position }).collect();
+    let (heads, head_dim) = (3, 16);
+    let cache = Cache::new(1, true, 1, 2, KV_PAGE * head_dim);
+    let q = vec![f32::NAN; rows.len() * heads * head_dim];
+    for (name, ops) in all_ops() {
+        for rows in [&rows[..], &rows[70..71]] {
+            let q = &q[..rows.len() * heads * head_dim];
+            let job =
+                Attention { q, rows, kv: &cache, heads, kv_heads: 1, head_dim, scale: 0.25, window: None };
+            let mut out = vec![0.0; q.len()];
+            ops.attention(&job, &mut out);
+            assert!(out.iter().all(|o| o.is_nan()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn lengths_that_do_not_fit_panic_alike() {
+    let mut all = all_ops();
+    all.push(("the scalar bodies".into(), Arc::new(ScalarOps)));
+    let cache = Cache::new(1, false, 1, 1, KV_PAGE * 8);
+    let rows = [AttentionRow { sequence: 0, position: 0 }];
+    let job = Attention {
+        q: &[1.0; 16],
+        rows: &rows,
+        kv: &cache,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 8,
+        scale: 1.0,
+        window: None,
+    };
+    let rope = Rope { table: &[[1.0, 0.0]; 8], pairs: 4, head_dim: 8, adjacent: true };
+    for (name, ops) in all {
+        let panics = |what: &str, call: &dyn Fn()| {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+            assert!(result.is_err(), "{name}: {what}");
+        };
+        ops.attention(&job, &mut [0.0; 16]);
+        ops.rope(&rope, &mut [0.0; 32]);
+        ops.rope(&Rope { pairs: 0, table: &[], ..rope }, &mut [0.0; 32]);
+        panics("a norm without channels", &|| ops.rms_norm(&[1.0], &[], 1e-5, &mut [0.0]));
+        panics("a norm of part of a row", &|| ops.rms_norm(&[1.0; 3], &[1.0; 2], 1e-5, &mut [0.0; 3]));
+        panics("a norm with a short output", &|| ops.rms_norm(&[1.0; 4], &[1.0; 2], 1e-5, &mut [0.0; 2]));
+        panics("fewer values to turn", &|| ops.rope(&rope, &mut [0.0; 24]));
+        panics("a table without pairs", &|| ops.rope(&Rope { pairs: 0, ..rope }, &mut [0.0; 32]));
+        panics("more pairs than channels", &|| ops.rope(&Rope { head_dim: 4, ..rope }, &mut [0.0; 32]));
+        panics("no heads", &|| {
+            ops.attention(&Attention { heads: 0, q: &[], ..job }, &mut []);
+        });
+        panics("no KV heads", &|| ops.attention(&Attention { kv_heads: 0, ..job }, &mut [0.0; 16]));
+        panics("a short output", &|| ops.attention(&job, &mut [0.0; 15]));
+        panics("a sum of unequal lengths", &|| ops.add(&mut [0.0; 2], &[0.0; 3]));
+    }
+}
+
+#[test]
 fn a_single_token_and_none() {
     let ops = all_ops();
     for rows in [vec![], vec![AttentionRow { sequence: 2, position: 200 }]] {

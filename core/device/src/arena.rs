@@ -11,8 +11,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 
@@ -21,17 +21,25 @@ use crate::DeviceError;
 /// Lease count of a slot that is being written.
 const WRITER: i32 = -1;
 
-/// Alignment of every slot: a page, so that direct reads and imports by a GPU need no copy.
-pub const SLOT_ALIGNMENT: usize = 4096;
+/// Alignment of an arena's first slot: a page, so that direct reads and imports by a GPU need no copy.
+pub const ARENA_ALIGNMENT: usize = 4096;
+
+/// Least alignment of a slot: a cache line, so that writers of neighbouring slots do not share one.
+pub const SLOT_ALIGNMENT: usize = 64;
+
+/// Lists of pinned slots that an arena keeps for reuse: as many as jobs are under way at once, roughly.
+const MOST_LISTS: usize = 64;
 
 struct Memory {
     start: NonNull<u8>,
     layout: Layout,
-    /// Distance between slots, a multiple of [`SLOT_ALIGNMENT`].
+    /// Distance between slots, a multiple of their alignment.
     stride: usize,
     slot_bytes: usize,
     /// Per slot: 0 free, n > 0 readers, [`WRITER`].
     leases: Box<[AtomicI32]>,
+    /// Empty lists for [`Arena::take_list`].
+    lists: Mutex<Vec<Vec<u32>>>,
 }
 
 // SAFETY: the bytes are reached through leases only, which the atomics in `leases` hand out to one writer or many
@@ -54,23 +62,32 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Zeroed memory for `slots` slots of `slot_bytes` bytes each.
+    /// Zeroed memory for `slots` slots of `slot_bytes` bytes each. Each slot starts at a multiple of `alignment`, and
+    /// the first at one of [`ARENA_ALIGNMENT`] too.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the size overflows or the allocator refuses.
-    pub fn new(slots: usize, slot_bytes: usize) -> Result<Arena, DeviceError> {
+    ///
+    /// # Panics
+    /// When `alignment` is no power of two or below [`SLOT_ALIGNMENT`].
+    pub fn new(slots: usize, slot_bytes: usize, alignment: usize) -> Result<Arena, DeviceError> {
+        assert!(
+            alignment.is_power_of_two() && alignment >= SLOT_ALIGNMENT,
+            "slots cannot be aligned to {alignment} bytes: it takes a power of two from {SLOT_ALIGNMENT} on"
+        );
         let refuse =
             || DeviceError::OutOfMemory { device: "host".into(), bytes: slots.saturating_mul(slot_bytes) };
-        let stride = slot_bytes.max(1).checked_next_multiple_of(SLOT_ALIGNMENT).ok_or_else(refuse)?;
+        let stride = slot_bytes.max(1).checked_next_multiple_of(alignment).ok_or_else(refuse)?;
         let bytes = stride.checked_mul(slots.max(1)).ok_or_else(refuse)?;
-        let layout = Layout::from_size_align(bytes, SLOT_ALIGNMENT).map_err(|_| refuse())?;
+        let layout = Layout::from_size_align(bytes, alignment.max(ARENA_ALIGNMENT)).map_err(|_| refuse())?;
         let mut leases = Vec::new();
         leases.try_reserve_exact(slots).map_err(|_| refuse())?;
         leases.resize_with(slots, || AtomicI32::new(0));
-        // SAFETY: the layout has a size of at least one page.
+        // SAFETY: the layout has a size of at least one slot, and a slot is at least as large as its alignment.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
         let leases = leases.into_boxed_slice();
-        Ok(Arena { memory: Arc::new(Memory { start, layout, stride, slot_bytes, leases }) })
+        let lists = Mutex::default();
+        Ok(Arena { memory: Arc::new(Memory { start, layout, stride, slot_bytes, leases, lists }) })
     }
 
     /// Number of slots.
@@ -109,20 +126,30 @@ impl Arena {
         Ok(WriteLease { memory: self.memory.clone(), slot })
     }
 
-    /// Leases many slots for reading with one handle, so that a cluster of neurons costs one reference count.
-    /// The list comes back from [`PinnedSlots::unpin`] for reuse.
+    /// An empty list to fill for [`Arena::pin`]. The list of pins that were dropped comes back from here with its
+    /// capacity, so a job that pins slots allocates nothing once as many jobs have run.
+    pub fn take_list(&self) -> Vec<u32> {
+        self.memory.lists().pop().unwrap_or_default()
+    }
+
+    /// Leases many slots for reading with one handle, so that a cluster of neurons costs one reference count. The
+    /// list is best one from [`Arena::take_list`]; the arena keeps it when the pins are dropped.
     ///
     /// # Errors
     /// [`DeviceError::Leased`] while somebody writes one of them; then none is leased.
     ///
     /// # Panics
-    /// When there is no such slot.
+    /// When there is no such slot; then none is leased.
     pub fn pin(&self, slots: Vec<u32>) -> Result<PinnedSlots, DeviceError> {
+        let count = self.slots();
+        // Before the first lease: a panic between two would leave some taken for ever.
+        if let Some(slot) = slots.iter().find(|slot| **slot as usize >= count) {
+            panic!("there is no slot {slot} among {count}");
+        }
         for (taken, slot) in slots.iter().enumerate() {
             if let Err(error) = add_reader(&self.memory.leases[*slot as usize]) {
-                for slot in &slots[..taken] {
-                    self.memory.leases[*slot as usize].fetch_sub(1, Ordering::Release);
-                }
+                self.memory.release(&slots[..taken]);
+                self.memory.keep(slots);
                 return Err(error);
             }
         }
@@ -138,12 +165,32 @@ impl fmt::Debug for Arena {
 
 fn add_reader(lease: &AtomicI32) -> Result<(), DeviceError> {
     lease
-        .fetch_update(Ordering::Acquire, Ordering::Relaxed, |n| (n != WRITER).then(|| n + 1))
+        .fetch_update(Ordering::Acquire, Ordering::Relaxed, |n| (n != WRITER).then_some(n)?.checked_add(1))
         .map(|_| ())
         .map_err(|_| DeviceError::Leased)
 }
 
 impl Memory {
+    fn lists(&self) -> MutexGuard<'_, Vec<Vec<u32>>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives up one read lease of each slot.
+    fn release(&self, slots: &[u32]) {
+        for slot in slots {
+            self.leases[*slot as usize].fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Keeps a list for reuse, unless there are many already.
+    fn keep(&self, mut list: Vec<u32>) {
+        list.clear();
+        let mut lists = self.lists();
+        if lists.len() < MOST_LISTS {
+            lists.push(list);
+        }
+    }
+
     fn slot(&self, slot: usize) -> NonNull<u8> {
         // SAFETY: `slot` is below the number of slots (checked when the lease was taken), so this stays inside.
         unsafe { self.start.add(slot * self.stride) }
@@ -242,23 +289,13 @@ impl PinnedSlots {
     pub fn bytes(&self, index: usize) -> &[u8] {
         self.memory.bytes(self.slots[index] as usize)
     }
-
-    /// Gives the leases up and returns the list for reuse.
-    pub fn unpin(mut self) -> Vec<u32> {
-        self.release();
-        std::mem::take(&mut self.slots)
-    }
-
-    fn release(&self) {
-        for slot in &self.slots {
-            self.memory.leases[*slot as usize].fetch_sub(1, Ordering::Release);
-        }
-    }
 }
 
 impl Drop for PinnedSlots {
     fn drop(&mut self) {
-        self.release();
+        let slots = std::mem::take(&mut self.slots);
+        self.memory.release(&slots);
+        self.memory.keep(slots);
     }
 }
 
@@ -278,7 +315,7 @@ impl Buffer {
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     pub fn host(bytes: usize) -> Result<Buffer, DeviceError> {
-        Ok(Buffer { arena: Arena::new(1, bytes)? })
+        Ok(Buffer { arena: Arena::new(1, bytes, ARENA_ALIGNMENT)? })
     }
 
     /// Size in bytes.
@@ -329,20 +366,43 @@ mod tests {
 
     #[test]
     fn pins_are_all_or_nothing_and_give_their_list_back() {
-        let arena = Arena::new(4, 100).unwrap();
+        let arena = Arena::new(4, 100, 64).unwrap();
         let writer = arena.write(2).unwrap();
         assert!(arena.pin(vec![0, 1, 2]).is_err());
         drop(writer);
         let pins = arena.pin(vec![0, 1, 2]).unwrap();
         assert_eq!((pins.len(), pins.bytes(1).len()), (3, 100));
         assert!(arena.write(1).is_err());
-        assert_eq!(pins.unpin(), [0, 1, 2]);
+        drop(pins);
         assert!(arena.write(1).is_ok());
+        let lists = [arena.take_list(), arena.take_list(), arena.take_list()];
+        assert_eq!(
+            lists.each_ref().map(|list| (list.is_empty(), list.capacity() > 0)),
+            [(true, true), (true, true), (true, false)]
+        );
+    }
+
+    #[test]
+    fn a_pin_of_a_slot_that_is_not_there_takes_nothing() {
+        let arena = Arena::new(2, 8, 64).unwrap();
+        let caught = std::panic::catch_unwind(|| arena.pin(vec![0, 1, 2]).map(drop));
+        assert!(caught.is_err());
+        assert!(arena.write(0).is_ok() && arena.write(1).is_ok());
+    }
+
+    #[test]
+    fn small_slots_lie_close_and_only_the_arena_starts_a_page() {
+        let arena = Arena::new(3, 100, 64).unwrap();
+        let at = |slot| arena.read(slot).unwrap().bytes().as_ptr().addr();
+        assert_eq!((at(0) % ARENA_ALIGNMENT, at(1) - at(0), at(2) - at(0)), (0, 128, 256));
+        let arena = Arena::new(2, 1, 8192).unwrap();
+        let at = |slot| arena.read(slot).unwrap().bytes().as_ptr().addr();
+        assert_eq!((at(0) % 8192, at(1) - at(0)), (0, 8192));
     }
 
     #[test]
     fn a_size_that_cannot_be_had_is_an_error() {
-        assert!(matches!(Arena::new(usize::MAX, 4096), Err(DeviceError::OutOfMemory { .. })));
+        assert!(matches!(Arena::new(usize::MAX, 4096, 64), Err(DeviceError::OutOfMemory { .. })));
         assert!(matches!(Buffer::host(usize::MAX - 5000), Err(DeviceError::OutOfMemory { .. })));
     }
 }

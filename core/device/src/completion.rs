@@ -5,6 +5,7 @@
 //! re-entrancy and lock order a non-question. A submission that is dropped reports [`DeviceError::Dropped`]: a
 //! device that forgets a job cannot hang its caller.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::DeviceError;
@@ -71,11 +72,18 @@ impl<J> Submission<J> {
     }
 }
 
-/// A sink that a thread waits on: a queue of results that keeps its capacity.
+/// A sink that a thread waits on: results in the order in which they arrived, in memory that is kept.
 #[derive(Default)]
 pub struct CompletionQueue {
-    done: Mutex<Vec<(u64, Result<(), DeviceError>)>>,
+    done: Mutex<Done>,
     arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Done {
+    results: VecDeque<(u64, Result<(), DeviceError>)>,
+    /// Threads that sleep on `arrived`: nobody is woken when nobody sleeps.
+    waiters: usize,
 }
 
 impl CompletionQueue {
@@ -89,9 +97,9 @@ impl CompletionQueue {
         Completion::new(self.clone(), token)
     }
 
-    /// The next result, if one has arrived.
+    /// The oldest result that has arrived, if any.
     pub fn try_next(&self) -> Option<(u64, Result<(), DeviceError>)> {
-        self.lock().pop()
+        self.lock().results.pop_front()
     }
 
     /// Waits for the next result. `help` is called while there is none (see [`crate::Device::help`]); when it has
@@ -105,21 +113,28 @@ impl CompletionQueue {
                 continue;
             }
             let mut done = self.lock();
-            while done.is_empty() {
+            done.waiters += 1;
+            while done.results.is_empty() {
                 done = self.arrived.wait(done).unwrap_or_else(PoisonError::into_inner);
             }
+            done.waiters -= 1;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Result<(), DeviceError>)>> {
+    fn lock(&self) -> MutexGuard<'_, Done> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl CompletionSink for CompletionQueue {
     fn complete(&self, token: u64, result: Result<(), DeviceError>) {
-        self.lock().push((token, result));
-        self.arrived.notify_one();
+        let mut done = self.lock();
+        done.results.push_back((token, result));
+        let awaited = done.waiters > 0;
+        drop(done);
+        if awaited {
+            self.arrived.notify_one();
+        }
     }
 }
 
@@ -149,6 +164,14 @@ mod tests {
         drop(Submission::new((), queue.completion(7)));
         assert_eq!(queue.wait(|| false), (7, Err(DeviceError::Dropped)));
         assert_eq!(queue.try_next(), None);
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_their_arrival() {
+        let queue = CompletionQueue::new();
+        (0..3).for_each(|token| Submission::new((), queue.completion(token)).finish(Ok(())));
+        let tokens = std::iter::from_fn(|| queue.try_next()).map(|(token, _)| token);
+        assert_eq!(tokens.collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! backend: a job is large and a virtual call is nothing beside it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     BlockJob, Buffer, ClusterJob, DType, DeviceError, HostOps, HostRegion, MatmulJob, PreparedWeight, Stage,
@@ -85,7 +86,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Opens one of them.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] when there is no such unit (any more), or what the driver says.
+    /// [`DeviceError::NoSuchDevice`], [`DeviceError::Lost`] when the unit is gone, or what the driver says.
     fn open(&self, index: usize) -> Result<Arc<dyn Device>, DeviceError>;
 
     /// Host operations on the same threads as the family's devices; `None` leaves them to [`crate::ScalarOps`].
@@ -94,8 +95,23 @@ pub trait Backend: Send + Sync + 'static {
     }
 }
 
-/// What a unit is.
+/// Which device made a handle, among all that this process has opened. A device takes one when it is opened and puts
+/// it into what it hands out (see [`PreparedWeight`]); so no device takes the handle of another one of its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceId(u64);
+
+impl DeviceId {
+    /// An id that no other device of the process has.
+    #[expect(clippy::new_without_default, reason = "two ids made alike are never equal")]
+    pub fn new() -> DeviceId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// What a unit is. Made by [`DeviceInfo::new`]; then set the fields that differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// A name for people: the product and what matters of it.
     pub name: String,
@@ -113,8 +129,24 @@ pub struct DeviceInfo {
     pub token_buckets: Vec<usize>,
 }
 
+impl DeviceInfo {
+    /// A unit of one thread, about which nothing else is known.
+    pub fn new(name: impl Into<String>, kind: DeviceKind) -> DeviceInfo {
+        DeviceInfo {
+            name: name.into(),
+            vendor: String::new(),
+            kind,
+            memory_bytes: 0,
+            threads: 1,
+            import_alignment: 0,
+            token_buckets: Vec::new(),
+        }
+    }
+}
+
 /// The kind of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DeviceKind {
     /// A pool of CPU threads.
     Cpu,
@@ -135,8 +167,9 @@ impl DeviceKind {
     }
 }
 
-/// An operation, as far as a device must know it to say whether it can.
+/// An operation, as far as a device must know it to say whether it can. A device says no to one it does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OpShape {
     /// A [`MatmulJob`] with one product.
     Matmul {

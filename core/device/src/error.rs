@@ -25,6 +25,14 @@ pub enum DeviceError {
         /// The operation, in words.
         what: String,
     },
+    /// A backend has no such unit.
+    #[error("backend {name} has no device {index}: choose one that it lists")]
+    NoSuchDevice {
+        /// The backend's name.
+        name: String,
+        /// The index that was asked for.
+        index: usize,
+    },
     /// A buffer or weight made by another device.
     #[error("the handle was made by another device than {device}")]
     ForeignHandle {

@@ -69,6 +69,24 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
+    /// Checks the lengths, with an output of `out` values.
+    ///
+    /// # Panics
+    /// As [`HostOps::attention`].
+    pub fn check(&self, out: usize) {
+        let Attention { heads, kv_heads, head_dim, .. } = *self;
+        assert!(head_dim > 0 && heads > 0, "attention takes heads with channels, not {heads} of {head_dim}");
+        let shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        assert!(shared, "{heads} heads cannot share {kv_heads} KV heads");
+        let size = self.rows.len().checked_mul(heads).and_then(|n| n.checked_mul(head_dim));
+        assert!(
+            size == Some(self.q.len()) && size == Some(out),
+            "{} values of q and {out} of out are not {} rows of {heads} heads of {head_dim}",
+            self.q.len(),
+            self.rows.len()
+        );
+    }
+
     /// Positions that a row sees.
     pub fn visible(&self, row: &AttentionRow) -> std::ops::Range<usize> {
         let end = row.position + 1;
@@ -89,10 +107,67 @@ pub struct Rope<'a> {
     pub adjacent: bool,
 }
 
+impl Rope<'_> {
+    /// Checks the lengths, with `values` values to rotate; returns the values of a row, or 0 when nothing turns.
+    ///
+    /// # Panics
+    /// As [`HostOps::rope`].
+    pub fn check(&self, values: usize) -> usize {
+        let Rope { table, pairs, head_dim, .. } = *self;
+        if pairs == 0 && table.is_empty() {
+            return 0;
+        }
+        let fits = pairs > 0 && pairs <= head_dim / 2 && table.len().is_multiple_of(pairs);
+        assert!(
+            fits,
+            "a table of {} entries does not turn {pairs} pairs of {head_dim} channels",
+            table.len()
+        );
+        let rows = table.len() / pairs;
+        let whole = if rows == 0 { values == 0 } else { values.is_multiple_of(rows) };
+        let width = values / rows.max(1);
+        assert!(
+            whole && width.is_multiple_of(head_dim),
+            "{values} values are not {rows} rows of heads of {head_dim}"
+        );
+        width
+    }
+}
+
+/// Checks the lengths of an RMS norm.
+///
+/// # Panics
+/// As [`HostOps::rms_norm`].
+pub fn check_rms_norm(x: &[f32], weight: &[f32], out: &[f32]) {
+    assert!(!weight.is_empty(), "a norm takes at least one channel");
+    assert!(
+        x.len() == out.len() && x.len().is_multiple_of(weight.len()),
+        "{} values and {} outputs are not rows of {}",
+        x.len(),
+        out.len(),
+        weight.len()
+    );
+}
+
+/// Checks the lengths of an addition.
+///
+/// # Panics
+/// As [`HostOps::add`].
+pub fn check_add(x: &[f32], y: &[f32]) {
+    assert!(x.len() == y.len(), "{} values cannot be added to {}", y.len(), x.len());
+}
+
 /// Host operations. All slices are F32, row after row.
+///
+/// The lengths come from the runtime and not from a file, so wrong ones are a bug and panic. Every implementation
+/// begins with the same check: [`check_rms_norm`], [`Rope::check`], [`Attention::check`], [`check_add`].
 pub trait HostOps: Send + Sync + 'static {
     /// RMS norm of each row of `weight.len()` channels.
+    ///
+    /// # Panics
+    /// When `weight` is empty, or `x` and `out` are not as many whole rows of its length.
     fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        check_rms_norm(x, weight, out);
         let width = weight.len();
         for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
             math::rms_norm_row(x, weight, eps, out);
@@ -100,17 +175,32 @@ pub trait HostOps: Send + Sync + 'static {
     }
 
     /// Rotates `x`, rows of whole heads, in place.
+    ///
+    /// # Panics
+    /// When there are more pairs than `head_dim / 2`, the table is not whole rows of `pairs`, or `x` is not as many
+    /// rows, each of whole heads. No pairs turn nothing.
     fn rope(&self, rope: &Rope<'_>, x: &mut [f32]) {
+        rope.check(x.len());
         rope_rows(rope, x);
     }
 
-    /// Attention; `out` is `[rows, heads, head_dim]`. A row that sees no position gives zeros.
+    /// Attention; `out` is `[rows, heads, head_dim]`. A row that sees no position gives zeros; a score that is not a
+    /// number makes the whole head NaN, so that a broken model shows.
+    ///
+    /// # Panics
+    /// When `heads`, `kv_heads` or `head_dim` is 0, `heads` is no multiple of `kv_heads`, `q` or `out` has another
+    /// length than the shape says, or a page is too short.
     fn attention(&self, job: &Attention<'_>, out: &mut [f32]) {
+        job.check(out.len());
         attention_scalar(job, out);
     }
 
     /// `x += y`.
+    ///
+    /// # Panics
+    /// When the lengths differ.
     fn add(&self, x: &mut [f32], y: &[f32]) {
+        check_add(x, y);
         x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
     }
 }
@@ -121,13 +211,13 @@ pub struct ScalarOps;
 
 impl HostOps for ScalarOps {}
 
-/// Rotates the rows of `x`.
+/// Rotates the rows of `x`, whose lengths were checked.
 #[inline(always)]
 pub fn rope_rows(rope: &Rope<'_>, x: &mut [f32]) {
-    let rows = rope.table.len() / rope.pairs.max(1);
-    if rows == 0 {
+    if x.is_empty() || rope.pairs == 0 {
         return;
     }
+    let rows = rope.table.len() / rope.pairs;
     for (row, table) in x.chunks_exact_mut(x.len() / rows).zip(rope.table.chunks_exact(rope.pairs)) {
         for head in row.chunks_exact_mut(rope.head_dim) {
             math::rope_head(head, table, rope.adjacent);
@@ -169,7 +259,8 @@ fn attend(job: &Attention<'_>, row: &AttentionRow, kv_head: usize, q: &[f32], ou
             weights[place] = score * job.scale;
         }
         let page_max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if page_max == f32::NEG_INFINITY {
+        // A maximum passes over NaN; a page of nothing but NaN must not be passed over.
+        if page_max == f32::NEG_INFINITY && weights.iter().all(|w| *w == f32::NEG_INFINITY) {
             continue;
         }
         let new_max = max.max(page_max);
@@ -256,6 +347,27 @@ mod tests {
         assert!((kv.run(1, None, 149)[0] - 74.5).abs() < 1e-4);
         assert!((kv.run(1, Some(100), 149)[0] - 99.5).abs() < 1e-4);
         assert_eq!(kv.run(1, Some(0), 9), [0.0], "a row that sees nothing is zero");
+    }
+
+    #[test]
+    fn a_query_that_is_not_a_number_shows() {
+        let kv = Positions::new(1, 3);
+        for (window, position) in [(None, 0), (None, 149), (Some(3), 65)] {
+            let rows = [AttentionRow { sequence: 0, position }];
+            let job = Attention {
+                q: &[f32::NAN, 1.0],
+                rows: &rows,
+                kv: &kv,
+                heads: 2,
+                kv_heads: 1,
+                head_dim: 1,
+                scale: 1.0,
+                window,
+            };
+            let mut out = [0.0; 2];
+            ScalarOps.attention(&job, &mut out);
+            assert!(out[0].is_nan() && out[1].is_finite(), "{out:?}");
+        }
     }
 
     #[test]

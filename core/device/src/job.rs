@@ -9,7 +9,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Activation, Buffer, DType, DeviceError, PinnedSlots, ReadLease, WriteLease};
+use crate::{Activation, Buffer, DType, DeviceError, DeviceId, PinnedSlots, ReadLease, WriteLease};
 
 /// Where the bytes of a matrix come from: memory, or a file. A device reads it piece by piece, from any thread and
 /// in any order, while it packs or uploads; so a weight is never in memory twice.
@@ -66,12 +66,12 @@ pub struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Checks that the bytes are those of the type and shape.
+    /// Checks that the bytes are those of the type and shape, and that there are some.
     ///
     /// # Errors
     /// [`DeviceError::Shape`].
     pub fn check(&self) -> Result<(), DeviceError> {
-        if self.dtype.matrix_bytes(self.rows, self.cols) == Some(self.data.len()) {
+        if !self.data.is_empty() && self.dtype.matrix_bytes(self.rows, self.cols) == Some(self.data.len()) {
             return Ok(());
         }
         Err(DeviceError::Shape {
@@ -102,6 +102,7 @@ pub enum WeightSource<'a> {
 /// A weight in the layout of the device that made it. Cheap to clone: clones share the memory.
 #[derive(Clone)]
 pub struct PreparedWeight {
+    device: DeviceId,
     shape: WeightShape,
     bytes: usize,
     imp: Arc<dyn Any + Send + Sync>,
@@ -130,7 +131,7 @@ impl WeightSource<'_> {
     /// The shape that the prepared weight will have.
     ///
     /// # Errors
-    /// [`DeviceError::Shape`] when the bytes or the three matrices of a block do not match.
+    /// [`DeviceError::Shape`] when the bytes or the three matrices of a block do not match, or a matrix is empty.
     pub fn shape(&self) -> Result<WeightShape, DeviceError> {
         match self {
             WeightSource::Matrix(m) => {
@@ -150,8 +151,13 @@ impl WeightSource<'_> {
 
 impl PreparedWeight {
     /// Wraps a device's own form of a weight; `bytes` is the memory it takes.
-    pub fn new(shape: WeightShape, bytes: usize, imp: Arc<dyn Any + Send + Sync>) -> PreparedWeight {
-        PreparedWeight { shape, bytes, imp }
+    pub fn new(
+        device: DeviceId,
+        shape: WeightShape,
+        bytes: usize,
+        imp: Arc<dyn Any + Send + Sync>,
+    ) -> PreparedWeight {
+        PreparedWeight { device, shape, bytes, imp }
     }
 
     /// What it is.
@@ -164,16 +170,20 @@ impl PreparedWeight {
         self.bytes
     }
 
-    /// The device's own form.
+    /// The own form of device `device`, which is called `name`.
     ///
     /// # Errors
     /// [`DeviceError::ForeignHandle`] when another device made it.
-    pub fn downcast<T: Any + Send + Sync>(&self, device: &str) -> Result<&T, DeviceError> {
-        self.imp.downcast_ref().ok_or_else(|| DeviceError::ForeignHandle { device: device.into() })
+    pub fn downcast<T: Any + Send + Sync>(&self, device: DeviceId, name: &str) -> Result<&T, DeviceError> {
+        let own = if self.device == device { self.imp.downcast_ref() } else { None };
+        own.ok_or_else(|| DeviceError::ForeignHandle { device: name.into() })
     }
 
-    /// The device's own form, if nobody else holds it: its memory may be reused.
-    pub fn into_inner<T: Any + Send + Sync>(self) -> Option<T> {
+    /// The device's own form, if `device` made it and nobody else holds it: its memory may be reused.
+    pub fn into_inner<T: Any + Send + Sync>(self, device: DeviceId) -> Option<T> {
+        if self.device != device {
+            return None;
+        }
         self.imp.downcast::<T>().ok().and_then(Arc::into_inner)
     }
 }

@@ -33,12 +33,15 @@ pub mod math;
 pub mod quant;
 
 pub use activation::{Activation, ActivationKind};
-pub use arena::{Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};
+pub use arena::{ARENA_ALIGNMENT, Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};
 pub use completion::{Completion, CompletionQueue, CompletionSink, Submission};
-pub use device::{Backend, Device, DeviceInfo, DeviceKind, OpShape, Support};
+pub use device::{Backend, Device, DeviceId, DeviceInfo, DeviceKind, OpShape, Support};
 pub use dtype::DType;
 pub use error::DeviceError;
-pub use host_ops::{Attention, AttentionRow, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps, rope_rows};
+pub use host_ops::{
+    Attention, AttentionRow, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps, check_add, check_rms_norm,
+    rope_rows,
+};
 pub use job::{
     BlockJob, BundleLayout, ClusterJob, ClusterWeights, HostRegion, MAX_PRODUCTS, MatmulJob, Matrix,
     PreparedWeight, Product, RowSource, Stage, WeightShape, WeightSource,

@@ -15,10 +15,10 @@ use half::f16;
 use neuropil_device::{Attention, AttentionRow, KV_PAGE, KvPage, math};
 
 use super::lanes::Lanes;
-use super::product::{BLOCK, Element, Rows, product, product_of};
+use super::product::{BLOCK, Element, ProductRows, product, product_of};
 
 /// Query rows that share a page while it is in the core's cache.
-const TILE: usize = 8 * BLOCK;
+const QUERIES: usize = 8 * BLOCK;
 
 /// Channels per head up to which a page is widened to F32 on the stack, and the values of such a page.
 const WIDE_DIM: usize = 128;
@@ -43,16 +43,12 @@ impl<'a> AttentionParts<'a> {
     /// Cuts a job into about `parts` parts or more, small enough for a core's cache.
     ///
     /// # Panics
-    /// When q or out have not the size of the rows, or the heads are not a multiple of the KV heads.
+    /// As [`Attention::check`].
     pub(crate) fn new(job: &'a Attention<'a>, out: &'a mut [f32], parts: usize) -> AttentionParts<'a> {
+        // The unsafe code below stands on it.
+        job.check(out.len());
         let (rows, heads, kv_heads) = (job.rows.len(), job.heads, job.kv_heads);
-        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads share {kv_heads} KV heads");
-        let size = rows.checked_mul(heads).and_then(|n| n.checked_mul(job.head_dim));
-        assert!(
-            size == Some(job.q.len()) && size == Some(out.len()),
-            "q and out are rows x heads x head_dim"
-        );
-        let most = TILE.div_ceil(heads / kv_heads).max(1);
+        let most = QUERIES.div_ceil(heads / kv_heads).max(1);
         let tokens = (rows * kv_heads).div_ceil(parts.max(1)).clamp(1, most);
         let parts = rows.div_ceil(tokens) * kv_heads;
         let out = NonNull::from(out).cast();
@@ -88,8 +84,8 @@ impl<'a> AttentionParts<'a> {
             let rows = &self.job.rows[first..tokens.end];
             let same = rows.iter().take_while(|row| row.sequence == rows[0].sequence).count();
             let queries = same * group;
-            for start in (0..queries).step_by(TILE) {
-                let queries = start..queries.min(start + TILE);
+            for start in (0..queries).step_by(QUERIES) {
+                let queries = start..queries.min(start + QUERIES);
                 let part = Queries { all: self, first_row: first, kv_head, group };
                 // SAFETY: the features of V are enabled; the part is this thread's alone.
                 unsafe { part.attend::<V, N>(queries) };
@@ -133,7 +129,7 @@ impl Queries<'_> {
     /// # Safety
     /// The query row belongs to a part that only this thread has claimed.
     unsafe fn out(&self, query: usize) -> *mut f32 {
-        // SAFETY: out is as long as q, which `AttentionParts::new` checked.
+        // SAFETY: out is as long as q, which `AttentionParts::new` saw checked.
         unsafe { self.all.out.as_ptr().add(self.offset(query)) }
     }
 
@@ -142,7 +138,7 @@ impl Queries<'_> {
     #[inline(always)]
     unsafe fn attend<V: Lanes, const N: usize>(&self, queries: Range<usize>) {
         let job = self.all.job;
-        let mut running = [Running { max: f32::NEG_INFINITY, total: 0.0 }; TILE];
+        let mut running = [Running { max: f32::NEG_INFINITY, total: 0.0 }; QUERIES];
         let (mut first_page, mut pages_end) = (usize::MAX, 0);
         for query in queries.clone() {
             // SAFETY: an output row has head_dim values.
@@ -199,7 +195,7 @@ impl Queries<'_> {
         queries: Range<usize>,
         k: *const E,
         v: *const E,
-        running: &mut [Running; TILE],
+        running: &mut [Running; QUERIES],
     ) {
         for first in queries.clone().step_by(BLOCK) {
             let block = first..queries.end.min(first + BLOCK);
@@ -225,14 +221,14 @@ impl Queries<'_> {
         let job = self.all.job;
         let first = index * KV_PAGE;
         let mut scores = [[0.0f32; KV_PAGE]; BLOCK];
-        let mut rows = Rows::none();
+        let mut rows = ProductRows::none();
         for query in block.clone() {
             rows.push(self.q(query), scores[rows.count].as_mut_ptr());
         }
         // SAFETY: the keys are head_dim lines of KV_PAGE; q has head_dim values; a row of scores has KV_PAGE.
         unsafe { product::<V, E, N>(&rows, job.head_dim, k, KV_PAGE, KV_PAGE) };
 
-        // Which places each row sees; the ones that all see are done together. Rows that see nothing drop out.
+        // Which places each row sees; the ones that all see are done together. ProductRows that see nothing drop out.
         let mut places = [const { 0..0 }; BLOCK];
         let mut common = 0..KV_PAGE;
         let (mut old, mut new) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
@@ -246,7 +242,8 @@ impl Queries<'_> {
             }
             // SAFETY: as for this function.
             let page_max = unsafe { scale::<V>(&mut scores[i], &seen, job.scale) };
-            if page_max == f32::NEG_INFINITY {
+            // A maximum passes over NaN; a page of nothing but NaN must not be passed over.
+            if page_max == f32::NEG_INFINITY && scores[i].iter().all(|s| *s == f32::NEG_INFINITY) {
                 continue;
             }
             (old[rows.count], new[rows.count]) = (running[i].max, running[i].max.max(page_max));

@@ -8,6 +8,10 @@ use neuropil_device::quant::GROUP;
 /// A packed quantised format.
 ///
 /// The pointers point at the head or at 32 columns of a group. `r` is the first row of the vector.
+///
+/// # Safety
+/// As for [`Lanes`], every unsafe function needs the features of V enabled. The pointer must be good for what it points
+/// at in this format: the head of a block, or the codes and scales of 32 columns; and `r + V::LANES` is at most 16.
 pub(super) trait Format {
     /// The type in a file.
     const DTYPE: DType;
@@ -27,6 +31,9 @@ pub(super) trait Format {
     const STEPS: usize = Self::DTYPE.block_elements() / GROUP;
 
     /// Scale, and negated minimum scale, of a block with a head.
+    ///
+    /// # Safety
+    /// As for the trait, with `p` at a head.
     #[inline(always)]
     unsafe fn head<V: Lanes>(_p: *const u8, _r: usize) -> [V::F; 2] {
         // SAFETY: the caller enabled the features of V.
@@ -34,9 +41,15 @@ pub(super) trait Format {
     }
 
     /// Scale and minimum of 32 columns.
+    ///
+    /// # Safety
+    /// As for the trait, with `p` at 32 columns.
     unsafe fn scales<V: Lanes>(head: [V::F; 2], p: *const u8, r: usize) -> [V::F; 2];
 
     /// The integer scales of both halves.
+    ///
+    /// # Safety
+    /// As for the trait, with `p` at 32 columns.
     #[inline(always)]
     unsafe fn halves<V: Lanes>(_p: *const u8, _r: usize) -> [V::F; 2] {
         // SAFETY: the caller enabled the features of V.
@@ -45,9 +58,12 @@ pub(super) trait Format {
 }
 
 /// The `n`-th f16 array of scales.
+///
+/// # Safety
+/// The features of V are enabled, `p` is good for `n + 1` arrays of 16 scales, and `r + V::LANES` is at most 16.
 #[inline(always)]
 unsafe fn f16s<V: Lanes>(p: *const u8, n: usize, r: usize) -> V::F {
-    // SAFETY: the caller gives a pointer to scales that hold more than n arrays of 16.
+    // SAFETY: as for this function.
     unsafe { V::load_f16(p.add((n * GROUP_ROWS + r) * 2)) }
 }
 
@@ -85,9 +101,12 @@ pub(super) unsafe fn codes<V: Lanes, F: Format>(p: *const u8, r: usize) -> [V::W
 }
 
 /// Adds one more bit to each code.
+///
+/// # Safety
+/// The features of V are enabled.
 #[inline(always)]
 unsafe fn plane<V: Lanes, const TO: u32>(w: [V::W; 8], plane: V::W) -> [V::W; 8] {
-    // SAFETY: the caller enabled the features of V.
+    // SAFETY: as for this function.
     unsafe {
         [
             V::add_bit::<0, TO>(w[0], plane),
@@ -191,6 +210,9 @@ pub(super) trait FloatFormat {
     /// Bytes of an element.
     const BYTES: usize;
     /// Reads one element of each row.
+    ///
+    /// # Safety
+    /// The features of V are enabled, and `p` is good for LANES elements.
     unsafe fn load<V: Lanes>(p: *const u8) -> V::F;
 }
 

@@ -7,7 +7,7 @@
 /// good for the bytes that the operation names. Pointers need no alignment. Float operations round once, to nearest
 /// even.
 pub(super) trait Lanes {
-    /// Rows in a vector; divides 16.
+    /// FloatRows in a vector; divides 16.
     const LANES: usize;
     /// Whether [`Self::dot`] takes the bias of 128 off codes of 8 bits.
     const SIGNED_BYTES: bool = false;

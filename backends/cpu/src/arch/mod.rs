@@ -1,6 +1,6 @@
 //! Instruction sets: the only place with SIMD code.
 //!
-//! The kernels are written once ([`tile`], [`rows`]) over a small set of vector operations ([`lanes`]). Each instruction set
+//! The kernels are written once ([`tile`], [`passes`]) over a small set of vector operations ([`lanes`]). Each instruction set
 //! implements the operations and instantiates the kernels inside functions that enable its features. A value of
 //! [`Isa`] proves that the machine has them; there is no other way to reach a kernel.
 
@@ -8,8 +8,8 @@ mod attention;
 mod format;
 mod host;
 mod lanes;
+mod passes;
 mod product;
-mod rows;
 mod scalar;
 mod tile;
 
@@ -127,7 +127,7 @@ impl Isa {
         let blocks = cols / ACT_BLOCK;
         assert!(2 * blocks * height * RECORD == records.len(), "records are those of the rows");
         assert!(height * cols <= x.len() && cols.is_multiple_of(ACT_BLOCK), "x has the rows");
-        let x = Rows { x: x.as_ptr(), height, blocks };
+        let x = FloatRows { x: x.as_ptr(), height, blocks };
         match self {
             Isa::Scalar => scalar::ScalarKernels.quantize(x, records),
             #[cfg(target_arch = "x86_64")]
@@ -169,13 +169,13 @@ pub(crate) struct Job<'a, 'y> {
 
 /// Activations to quantise: `blocks` blocks of 32 in each of `height` rows, which were checked to exist.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct FloatRows {
     x: *const f32,
     height: usize,
     blocks: usize,
 }
 
-impl Rows {
+impl FloatRows {
     /// Where a block of row `t` lies.
     ///
     /// # Safety
@@ -194,7 +194,7 @@ trait Kernels: Copy {
     /// A job with a weight of float type `F`.
     fn floats<F: format::FloatFormat>(self, job: &mut Job<'_, '_>);
     /// Quantises activations into the records of a tile, which has room for `x.height` × `x.blocks`.
-    fn quantize(self, x: Rows, records: &mut [u8]);
+    fn quantize(self, x: FloatRows, records: &mut [u8]);
     /// A host operation.
     fn host(self, op: HostOp<'_>);
 }

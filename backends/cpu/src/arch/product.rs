@@ -7,7 +7,7 @@ use half::f16;
 
 use super::lanes::Lanes;
 
-/// Rows that share a line: as many sums as fit the registers.
+/// ProductRows that share a line: as many sums as fit the registers.
 pub(super) const BLOCK: usize = 6;
 
 /// An element of a page.
@@ -44,18 +44,18 @@ impl Element for f32 {
     }
 }
 
-/// Rows of coefficients and the sums that they add to.
+/// ProductRows of coefficients and the sums that they add to.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct ProductRows {
     pub count: usize,
     pub coefficients: [*const f32; BLOCK],
     pub sums: [*mut f32; BLOCK],
 }
 
-impl Rows {
+impl ProductRows {
     /// No rows.
-    pub fn none() -> Rows {
-        Rows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] }
+    pub fn none() -> ProductRows {
+        ProductRows { count: 0, coefficients: [std::ptr::null(); BLOCK], sums: [std::ptr::null_mut(); BLOCK] }
     }
 
     /// Adds a row.
@@ -67,8 +67,8 @@ impl Rows {
 
     /// The rows from the `first` on, from coefficient `step` on.
     #[inline(always)]
-    pub fn at(&self, first: usize, step: usize) -> Rows {
-        let mut rows = Rows { count: self.count - first, ..*self };
+    pub fn at(&self, first: usize, step: usize) -> ProductRows {
+        let mut rows = ProductRows { count: self.count - first, ..*self };
         for i in first..self.count {
             rows.coefficients[i - first] = self.coefficients[i].wrapping_add(step);
             rows.sums[i - first] = self.sums[i];
@@ -84,7 +84,7 @@ impl Rows {
 /// writes; `m` is good for `steps` lines of `width`, `stride` apart.
 #[inline(always)]
 pub(super) unsafe fn product<V: Lanes, E: Element, const N: usize>(
-    rows: &Rows,
+    rows: &ProductRows,
     steps: usize,
     m: *const E,
     stride: usize,
@@ -106,9 +106,12 @@ pub(super) unsafe fn product<V: Lanes, E: Element, const N: usize>(
 }
 
 /// `product` for the first R rows; returns R.
+///
+/// # Safety
+/// As for `product`, and there are R rows.
 #[inline(always)]
 pub(super) unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: usize>(
-    rows: &Rows,
+    rows: &ProductRows,
     steps: usize,
     m: *const E,
     stride: usize,
@@ -139,10 +142,13 @@ pub(super) unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: u
 }
 
 /// The heart: N vectors of sums for each of R rows.
+///
+/// # Safety
+/// As for `product`, with `m` at column `j`: `j + N * V::LANES` is at most the width, and there are R rows.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 unsafe fn lines<V: Lanes, E: Element, const R: usize, const N: usize>(
-    rows: &Rows,
+    rows: &ProductRows,
     steps: usize,
     m: *const E,
     stride: usize,

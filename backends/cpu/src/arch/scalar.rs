@@ -2,7 +2,7 @@
 
 use super::format::{FloatFormat, Format};
 use super::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
+use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
 use neuropil_device::quant::ACT_BLOCK;
 
 const ROWS: usize = 16;
@@ -13,13 +13,13 @@ pub(super) struct ScalarKernels;
 impl Kernels for ScalarKernels {
     fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
         // SAFETY: plain Rust needs no features; the dispatch chose F by the weight.
-        unsafe { rows::run::<ScalarLanes, tile::Quantized<F>>(job) }
+        unsafe { passes::run::<ScalarLanes, tile::Quantized<F>>(job) }
     }
     fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
         // SAFETY: as above.
-        unsafe { rows::run::<ScalarLanes, tile::Floats<F>>(job) }
+        unsafe { passes::run::<ScalarLanes, tile::Floats<F>>(job) }
     }
-    fn quantize(self, x: Rows, records: &mut [u8]) {
+    fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: as above; the caller checked the lengths.
         unsafe { tile::quantize::<ScalarLanes>(x, records) }
     }

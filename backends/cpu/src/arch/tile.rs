@@ -10,8 +10,8 @@
 
 use super::format::{FloatFormat, Format, codes as weight_codes};
 use super::lanes::Lanes;
-use super::rows::{Sums, VectorAt};
-use super::{Job, Rows};
+use super::passes::{Sums, VectorAt};
+use super::{FloatRows, Job};
 use crate::kernels::{Input, RECORD, TILE};
 use crate::pack::{GROUP_ROWS, VECTOR};
 use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE, add_energy, is_outlier};
@@ -180,9 +180,12 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
 }
 
 /// `Σ (code − OFFSET) · q` over N steps, where the q sum to `sum`.
+///
+/// # Safety
+/// The features of V are enabled, and `q` is good for 4 bytes for each step.
 #[inline(always)]
 unsafe fn dot<V: Lanes, F: Format, const N: usize>(c: &[V::W; N], q: *const u8, sum: i32) -> V::I {
-    // SAFETY: as for `step`; q is good for 4 bytes for each step.
+    // SAFETY: as for this function.
     unsafe {
         let offset = if F::PACKED.bits == 8 && V::SIGNED_BYTES { 0 } else { F::OFFSET };
         let init = V::splat_i(-offset * sum);
@@ -200,7 +203,7 @@ unsafe fn dot<V: Lanes, F: Format, const N: usize>(c: &[V::W; N], q: *const u8, 
 /// # Safety
 /// The features of V are enabled, `x` is good for its rows, and `records` has `2 * x.height * x.blocks` records.
 #[inline(always)]
-pub(super) unsafe fn quantize<V: Lanes>(x: Rows, records: &mut [u8]) {
+pub(super) unsafe fn quantize<V: Lanes>(x: FloatRows, records: &mut [u8]) {
     let h = x.height;
     let (coarse, behind) = (records.as_mut_ptr(), x.blocks * h * RECORD);
     // SAFETY: each row has its blocks, and each record has a place for token t in each field.

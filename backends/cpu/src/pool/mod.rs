@@ -136,10 +136,12 @@ impl Pool {
     /// Calls `task` once with each number below `chunks`, on the caller and the workers, and returns when all calls
     /// have. Allocates nothing.
     ///
-    /// While another thread is in a `run`, and inside of one, the chunks run on the calling thread alone.
+    /// While another thread is in a `run`, and inside of one, the chunks run on the calling thread alone, in order. So
+    /// do those of a pool of one thread.
     ///
     /// # Panics
-    /// With the first panic of a chunk, after all other chunks are done; the pool stays usable.
+    /// With the first panic of a chunk. Where the chunks are shared out, all others are done first; where they run on
+    /// the calling thread alone, those after it are not begun. The pool stays usable.
     pub fn run(&self, chunks: usize, task: &(dyn Fn(usize) + Sync)) {
         let alone = chunks <= 1 || chunks >= STOP as usize || self.workers.is_empty();
         if alone || self.shared.running.swap(true, Ordering::Acquire) {

@@ -5,7 +5,7 @@
 
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
+use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
@@ -41,7 +41,7 @@ impl Kernels for Neon {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
     }
-    fn quantize(self, x: Rows, records: &mut [u8]) {
+    fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
         unsafe { quantize(x, records) }
     }
@@ -60,7 +60,7 @@ impl Kernels for NeonDot {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
     }
-    fn quantize(self, x: Rows, records: &mut [u8]) {
+    fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
         unsafe { quantize(x, records) }
     }
@@ -75,7 +75,7 @@ impl Kernels for NeonDot {
 #[target_feature(enable = "neon")]
 unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<NeonLanes<false>, tile::Quantized<F>>(job) }
+    unsafe { passes::run::<NeonLanes<false>, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -83,7 +83,7 @@ unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn quantized_dot<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<NeonLanes<true>, tile::Quantized<F>>(job) }
+    unsafe { passes::run::<NeonLanes<true>, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -91,7 +91,7 @@ unsafe fn quantized_dot<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "neon")]
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<NeonLanes<false>, tile::Floats<F>>(job) }
+    unsafe { passes::run::<NeonLanes<false>, tile::Floats<F>>(job) }
 }
 
 #[target_feature(enable = "neon")]
@@ -103,7 +103,7 @@ fn host(op: HostOp<'_>) {
 /// # Safety
 /// x and the records have matching lengths.
 #[target_feature(enable = "neon")]
-unsafe fn quantize(x: Rows, records: &mut [u8]) {
+unsafe fn quantize(x: FloatRows, records: &mut [u8]) {
     // SAFETY: the features are enabled here.
     unsafe { tile::quantize::<NeonLanes<false>>(x, records) }
 }

@@ -2,7 +2,7 @@
 
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
+use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX2, FMA and F16C.
@@ -28,7 +28,7 @@ impl Kernels for Avx2 {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
     }
-    fn quantize(self, x: Rows, records: &mut [u8]) {
+    fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
         unsafe { quantize(x, records) }
     }
@@ -43,7 +43,7 @@ impl Kernels for Avx2 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<Avx2Lanes, tile::Quantized<F>>(job) }
+    unsafe { passes::run::<Avx2Lanes, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -51,7 +51,7 @@ unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<Avx2Lanes, tile::Floats<F>>(job) }
+    unsafe { passes::run::<Avx2Lanes, tile::Floats<F>>(job) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -63,7 +63,7 @@ fn host(op: HostOp<'_>) {
 /// # Safety
 /// x and the records have matching lengths.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantize(x: Rows, records: &mut [u8]) {
+unsafe fn quantize(x: FloatRows, records: &mut [u8]) {
     // SAFETY: the features are enabled here.
     unsafe { tile::quantize::<Avx2Lanes>(x, records) }
 }

@@ -2,7 +2,7 @@
 
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{HostOp, Job, Kernels, Rows, rows, tile};
+use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX-512 F, BW, VL and VNNI.
@@ -29,7 +29,7 @@ impl Kernels for Avx512Vnni {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
     }
-    fn quantize(self, x: Rows, records: &mut [u8]) {
+    fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
         unsafe { quantize(x, records) }
     }
@@ -44,7 +44,7 @@ impl Kernels for Avx512Vnni {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<Avx512, tile::Quantized<F>>(job) }
+    unsafe { passes::run::<Avx512, tile::Quantized<F>>(job) }
 }
 
 /// # Safety
@@ -52,7 +52,7 @@ unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
-    unsafe { rows::run::<Avx512, tile::Floats<F>>(job) }
+    unsafe { passes::run::<Avx512, tile::Floats<F>>(job) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -64,7 +64,7 @@ fn host(op: HostOp<'_>) {
 /// # Safety
 /// x and the records have matching lengths.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn quantize(x: Rows, records: &mut [u8]) {
+unsafe fn quantize(x: FloatRows, records: &mut [u8]) {
     // SAFETY: the features are enabled here.
     unsafe { tile::quantize::<Avx512>(x, records) }
 }

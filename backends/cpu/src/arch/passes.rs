@@ -113,7 +113,7 @@ unsafe fn tile<V: Lanes, S: Sums, const T: usize, const N: usize>(
     }
 }
 
-/// Writes or adds the sums of a vector of rows of one token. Rows that only fill up the last group are left out.
+/// Writes or adds the sums of a vector of rows of one token. FloatRows that only fill up the last group are left out.
 ///
 /// # Safety
 /// The features of V are enabled.
