@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use neuropil_cpu::{CpuBackend, CpuOptions};
 use neuropil_device::{
-    Activation, ActivationKind, Buffer, DType, Device, DeviceError, MatmulJob, Matrix, Product, RowSource,
-    WeightSource,
+    Activation, ActivationKind, Backend, Buffer, DType, Device, DeviceError, MatmulJob, Matrix, Product,
+    RowSource, WeightSource,
 };
 use neuropil_tests::counting_alloc::{CountingAlloc, peak_bytes};
 use neuropil_tests::device_fixture::{Case, Form, matrix, run};
