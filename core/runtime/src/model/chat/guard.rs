@@ -4,13 +4,14 @@
 //! So the messages go in with a mark, a character that occurs in none of them, inside every text that would be a
 //! control token. Templates trim, cut, split and compare messages; all of that still works, because a message
 //! without such texts goes in as it is. After the template, the tokenizer looks for control tokens, which a mark
-//! breaks, and then takes the marks out.
+//! breaks, and then takes the marks out. A text of one character has no inside; two marks before it break it.
 //!
 //! - Where a message begins with the end of a control token's text, or ends with the beginning of one, the mark
 //!   stands there too, so that a neighbour cannot complete it.
 //! - A template may also cut something out of the middle of a message, or change its case, and so make a control
-//!   token. Therefore the conversation is rendered a second time, with a mark between all characters of its messages.
-//!   If that has other control tokens, it is what counts: no longer exactly what the template meant, but safe.
+//!   token. Therefore a conversation that holds the first or the last character of such a text anywhere is rendered a
+//!   second time, with marks around all those characters. If that has other control tokens, it is what counts: no
+//!   longer exactly what the template meant, but safe.
 //!
 //! The mark is drawn at random from a private-use plane, so that a template cannot name it.
 
@@ -57,9 +58,10 @@ impl Guard {
         let mut after = false;
         for (at, character) in content.char_indices() {
             let here = tokenizer.guarded_length_at(&content[at..]);
-            let before = here == Some(character.len_utf8())
-                || (at == start && !core.is_empty() && tokenizer.ends_guarded(core));
-            if after || before {
+            let edge = at == start && !core.is_empty() && tokenizer.ends_guarded(core);
+            if here == Some(character.len_utf8()) {
+                out.extend([self.mark, self.mark]);
+            } else if after || edge {
                 out.push(self.mark);
             }
             out.push(character);
@@ -74,22 +76,23 @@ impl Guard {
         out
     }
 
-    /// The messages' contents with marks around all their characters but the spaces at the ends.
-    pub fn strict_contents(&self, messages: &[Message]) -> Vec<String> {
+    /// The messages' contents with marks around all characters with which a control token's text begins or ends;
+    /// `None` when there are none.
+    pub fn strict_contents(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Option<Vec<String>> {
+        let ends = tokenizer.guarded_ends();
+        if !messages.iter().any(|message| message.content.contains(|c| ends.contains(&c))) {
+            return None;
+        }
         let marked = |content: &str| {
-            let core = content.trim();
-            let (start, end) = match content.split_once(core) {
-                Some(ends) if !core.is_empty() => ends,
-                _ => return content.to_owned(),
-            };
-            let mut out = String::with_capacity(content.len() * 2);
-            out.push_str(start);
-            for character in core.chars() {
-                out.extend([self.mark, character]);
+            let mut out = String::with_capacity(content.len() + content.len() / 4);
+            for character in content.chars() {
+                match ends.contains(&character) {
+                    true => out.extend([self.mark, self.mark, character, self.mark]),
+                    false => out.push(character),
+                }
             }
-            out.push(self.mark);
-            out + end
+            out
         };
-        messages.iter().map(|message| marked(&message.content)).collect()
+        Some(messages.iter().map(|message| marked(&message.content)).collect())
     }
 }

@@ -82,7 +82,7 @@ fn values_nested_at_run_time_end_with_the_budget() {
             let _ = on_a_small_stack(deep(rounds, tail));
         }
     }
-    let source = deep(200_000, "{{ ns.a }}");
+    let source = deep(90_000, "{{ ns.a }}");
     let messages = vec![Message::new("user", "x"); 3000];
     let template = ChatTemplate::new(Some(&source), "", "");
     assert_eq!(template.render(&messages, true), Err(ChatError::TooExpensive));

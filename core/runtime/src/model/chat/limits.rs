@@ -23,13 +23,14 @@ const WORDS: [&str; 7] = ["not", "and", "or", "if", "else", "in", "is"];
 const STACK: usize = 64 << 20;
 
 /// Stack for a step: a step makes a value at most one level deeper, and printing a level takes less than this.
-const STACK_PER_STEP: usize = 512;
+const STACK_PER_STEP: usize = if cfg!(debug_assertions) { 2048 } else { 512 };
 
 /// What rendering a conversation may use; a step or 64 bytes cost 1. Templates of released models take up to some
-/// hundreds for a message, and read its text a few times.
+/// hundreds for a message and read its text a few times. Some look through all messages for each, at ten a look.
 pub(super) fn fuel(messages: usize, bytes: usize) -> u64 {
-    let steps = messages.saturating_mul(2000).saturating_add(bytes / 2).saturating_add(50_000);
-    steps.min(4_000_000) as u64
+    let looks = messages.saturating_mul(messages).saturating_mul(16);
+    let steps = messages.saturating_mul(2000).saturating_add(looks).saturating_add(bytes / 2);
+    steps.saturating_add(50_000).min(4_000_000) as u64
 }
 
 /// Does `work` on a thread whose stack is large enough for templates within the limits and a budget of `fuel`. All

@@ -167,11 +167,10 @@ impl ChatTemplate {
         };
         let wanted = guard.contents(tokenizer, messages);
         let mut text = render(&wanted)?;
-        let strict = guard.strict_contents(messages);
-        if strict != wanted {
+        if let Some(strict) = guard.strict_contents(tokenizer, messages) {
             // Did the template itself put together a control token out of a message?
-            let strict = render(&strict)?;
-            if tokenizer.guarded_tokens(&text) != tokenizer.guarded_tokens(&strict) {
+            let (strict, mark) = (render(&strict)?, guard.mark());
+            if tokenizer.guarded_tokens(&text, mark) != tokenizer.guarded_tokens(&strict, mark) {
                 text = strict;
             }
         }

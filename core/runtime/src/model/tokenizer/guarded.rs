@@ -3,6 +3,8 @@
 //! See the module of chat templates for why. The text is tokenized as one text without the marks, so that without any
 //! guarded control token the ids are those of plain parsing.
 
+use std::collections::HashSet;
+
 use super::error::reserve;
 use super::special::{Fragment, Role};
 use super::{NONE, Tokenizer, TokenizerError, special};
@@ -15,7 +17,7 @@ impl Tokenizer {
         let mut ids = Vec::new();
         reserve(&mut ids, text.len() / 2 + 2, "the text's ids")?;
         let mut after_special = true;
-        for fragment in self.fragments(text) {
+        for fragment in self.fragments(text, mark) {
             let range = match fragment {
                 Fragment::Token(id) => {
                     ids.push(id);
@@ -31,7 +33,7 @@ impl Tokenizer {
             }
             // Without its marks this part may hold control tokens again, which are text here.
             let part = part.replace(mark, "");
-            let inner = self.cutter.cut(part.as_bytes(), false, |text| {
+            let inner = self.cutter.cut(part.as_bytes(), false, |_, text| {
                 self.pieces
                     .find(text)
                     .filter(|&id| self.pieces.role(id) == Some(Role::UserDefined) && !self.is_guarded(id))
@@ -60,16 +62,23 @@ impl Tokenizer {
     }
 
     /// The guarded tokens that parsing finds in `text`, in order.
-    pub(crate) fn guarded_tokens(&self, text: &str) -> Vec<u32> {
+    pub(crate) fn guarded_tokens(&self, text: &str, mark: char) -> Vec<u32> {
         let token = |fragment| match fragment {
             Fragment::Token(id) if self.is_guarded(id) => Some(id),
             _ => None,
         };
-        self.fragments(text).into_iter().filter_map(token).collect()
+        self.fragments(text, mark).into_iter().filter_map(token).collect()
     }
 
-    fn fragments(&self, text: &str) -> Vec<Fragment> {
-        self.cutter.cut(text.as_bytes(), true, |text| self.special(text, true))
+    /// Cuts special tokens out of `text`. A mark inside a token's text breaks it; a token of one character has no
+    /// inside and is broken by two marks before it.
+    fn fragments(&self, text: &str, mark: char) -> Vec<Fragment> {
+        let marks = String::from_iter([mark, mark]);
+        self.cutter.cut(text.as_bytes(), true, |before, token| {
+            let broken = before.ends_with(marks.as_bytes())
+                && std::str::from_utf8(token).is_ok_and(|token| token.chars().count() == 1);
+            if broken { NONE } else { self.special(token, true) }
+        })
     }
 
     /// Whether `id` structures a conversation: control tokens, and those that are shown although they are.
@@ -92,6 +101,13 @@ impl Tokenizer {
     /// The texts of the guarded tokens.
     fn guarded_texts(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.len() as u32).filter(|&id| self.is_guarded(id)).filter_map(|id| self.token_text(id))
+    }
+
+    /// The characters with which the texts of guarded tokens begin or end, in upper and lower case.
+    pub(crate) fn guarded_ends(&self) -> HashSet<char> {
+        let ends = self.guarded_texts().filter_map(|text| std::str::from_utf8(text).ok());
+        let ends = ends.flat_map(|text| text.chars().next().into_iter().chain(text.chars().next_back()));
+        ends.flat_map(|c| [c].into_iter().chain(c.to_lowercase()).chain(c.to_uppercase())).collect()
     }
 
     /// Whether `text` begins with the end of a guarded token's text: text before it could complete the token.

@@ -187,7 +187,7 @@ impl Tokenizer {
             ids.extend(self.bos);
         }
         let fragments =
-            self.cutter.cut(text, options.parse_special, |text| self.special(text, options.parse_special));
+            self.cutter.cut(text, options.parse_special, |_, text| self.special(text, options.parse_special));
         let mut after_special = true;
         for fragment in fragments {
             match fragment {

@@ -204,8 +204,9 @@ impl Cutter {
         self.all.iter().filter(move |length| length.begins_with(first)).map(|length| length.bytes)
     }
 
-    /// Cuts `text`. `find` gives the id of a text that is a special token of the wanted kind, else [`NONE`].
-    pub fn cut(&self, text: &[u8], all: bool, find: impl Fn(&[u8]) -> u32) -> Vec<Fragment> {
+    /// Cuts `text`. `find` is given what stands before a place and the bytes there, and gives the id of those bytes if
+    /// they are a special token of the wanted kind, else [`NONE`].
+    pub fn cut(&self, text: &[u8], all: bool, find: impl Fn(&[u8], &[u8]) -> u32) -> Vec<Fragment> {
         let mut fragments = Vec::new();
         if !text.is_empty() {
             fragments.push(Fragment::Text(0..text.len()));
@@ -228,12 +229,16 @@ impl Cutter {
         text: &[u8],
         range: Range<usize>,
         length: &Length,
-        find: &impl Fn(&[u8]) -> u32,
+        find: &impl Fn(&[u8], &[u8]) -> u32,
         out: &mut Vec<Fragment>,
     ) {
         let (mut from, mut at) = (range.start, range.start);
         while at + length.bytes <= range.end {
-            let id = if length.begins_with(text[at]) { find(&text[at..at + length.bytes]) } else { NONE };
+            let id = if length.begins_with(text[at]) {
+                find(&text[..at], &text[at..at + length.bytes])
+            } else {
+                NONE
+            };
             if id == NONE {
                 at += 1;
                 continue;
