@@ -15,6 +15,7 @@ use super::{FloatRows, Job};
 use crate::kernels::{Input, RECORD, TILE};
 use crate::pack::{GROUP_ROWS, VECTOR};
 use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE, add_energy, is_outlier};
+use std::hint::cold_path;
 use std::marker::PhantomData;
 
 /// How far ahead of its use a weight is fetched when there are few tokens.
@@ -124,6 +125,12 @@ impl<F: FloatFormat> Sums for Floats<F> {
 }
 
 /// 32 columns: the heart of every quantised matmul.
+///
+/// The refinements of a block follow the block itself, apart: so the way without them has no branch for each token.
+///
+/// # Safety
+/// The features of V are enabled, `w` is at 32 columns of a group of format F with the block's `head`, and `a` is at
+/// the record of as many columns of a tile of height T, whose refinement lies `fine` bytes behind it.
 #[inline(always)]
 unsafe fn step<V: Lanes, F: Format, const T: usize>(
     w: *const u8,
@@ -133,8 +140,7 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
     head: [V::F; 2],
     acc: &mut [V::F; T],
 ) {
-    // SAFETY: w is at 32 columns of a group and a at the record of as many columns of a tile of height T, with the
-    // record of their refinement `fine` bytes behind it.
+    // SAFETY: as for this function.
     unsafe {
         if T <= 4 && r == 0 {
             for line in 0..F::PACKED.step().div_ceil(VECTOR) {
@@ -142,40 +148,55 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
             }
         }
         let c = weight_codes::<V, F>(w, r);
-        let [dw, mw] = F::scales::<V>(head, w, r);
+        let scales = F::scales::<V>(head, w, r);
         let halves = F::halves::<V>(w, r);
-        let (mut a, mut refining) = (a, false);
-        loop {
-            for t in 0..T {
-                let q = a.add(t * ACT_BLOCK);
-                let d = a.add(T * ACT_BLOCK + 4 * t).cast::<f32>().read_unaligned();
-                if refining && d == 0.0 {
-                    continue;
-                }
-                let d_sum = a.add(T * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
-                let sum = a.add(T * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().read_unaligned();
-                let i = if F::HALVES {
-                    let low = a.add(T * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().read_unaligned();
-                    let c_low = [c[0], c[1], c[2], c[3]];
-                    let c_high = [c[4], c[5], c[6], c[7]];
-                    let low_dot = dot::<V, F, 4>(&c_low, q, low);
-                    let high_dot = dot::<V, F, 4>(&c_high, q.add(16), sum - low);
-                    // Exact: each product and their sum are integers below 2^24.
-                    V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
-                } else {
-                    V::to_f(dot::<V, F, 8>(&c, q, sum))
-                };
-                acc[t] = V::fma(V::mul(dw, V::splat(d)), i, acc[t]);
-                if F::MIN {
-                    acc[t] = V::fma(mw, V::splat(d_sum), acc[t]);
-                }
-            }
-            let refined = a.add(T * (ACT_BLOCK + 16)).cast::<u32>().read_unaligned() != 0;
-            if refining || !refined {
-                break;
-            }
-            (a, refining) = (a.add(fine), true);
+        for t in 0..T {
+            acc[t] = add::<V, F>(&c, scales, halves, a, T, t, acc[t]);
         }
+        if a.add(T * (ACT_BLOCK + 16)).cast::<u32>().read_unaligned() != 0 {
+            cold_path();
+            let a = a.add(fine);
+            for t in 0..T {
+                if scale(a, T, t) != 0.0 {
+                    acc[t] = add::<V, F>(&c, scales, halves, a, T, t, acc[t]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of 32 columns with token t of a record of height h.
+///
+/// # Safety
+/// The features of V are enabled, and the record has a token t of h.
+#[inline(always)]
+unsafe fn add<V: Lanes, F: Format>(
+    c: &[V::W; 8],
+    [dw, mw]: [V::F; 2],
+    halves: [V::F; 2],
+    record: *const u8,
+    h: usize,
+    t: usize,
+    acc: V::F,
+) -> V::F {
+    // SAFETY: as for this function.
+    unsafe {
+        let q = record.add(t * ACT_BLOCK);
+        let d_sum = record.add(h * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
+        let sum = record.add(h * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().read_unaligned();
+        let i = if F::HALVES {
+            let low = record.add(h * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().read_unaligned();
+            let c_low = [c[0], c[1], c[2], c[3]];
+            let c_high = [c[4], c[5], c[6], c[7]];
+            let low_dot = dot::<V, F, 4>(&c_low, q, low);
+            let high_dot = dot::<V, F, 4>(&c_high, q.add(16), sum - low);
+            // Exact: each product and their sum are integers below 2^24.
+            V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
+        } else {
+            V::to_f(dot::<V, F, 8>(c, q, sum))
+        };
+        let acc = V::fma(V::mul(dw, V::splat(scale(record, h, t))), i, acc);
+        if F::MIN { V::fma(mw, V::splat(d_sum), acc) } else { acc }
     }
 }
 
