@@ -108,7 +108,7 @@ fn forks_and_what_they_share() {
     let ids = tokens("a common beginning of more than sixty-four tokens, which fills a page and a bit");
     let mut base = session(&engine);
     base.prefill(&ids).unwrap();
-    let mut forks = vec![base.fork(), base.fork(), base.fork()];
+    let mut forks = [base.fork(), base.fork(), base.fork()];
     for (fork, letter) in forks.iter_mut().zip(["a", "b", "c"]) {
         fork.prefill(&tokens(letter)).unwrap();
     }

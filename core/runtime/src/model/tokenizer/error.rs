@@ -73,14 +73,6 @@ pub enum TokenizerError {
         /// The byte.
         byte: u8,
     },
-    /// An id that the vocabulary does not have.
-    #[error("token {id} is out of range; the vocabulary has {tokens} tokens")]
-    OutOfRange {
-        /// The id.
-        id: u32,
-        /// Tokens of the vocabulary.
-        tokens: usize,
-    },
     /// Longer than 32-bit offsets reach.
     #[error("{what} of {bytes} bytes is too long; the limit is 1 GiB")]
     TooLong {

@@ -264,7 +264,7 @@ impl Tokenizer {
     /// The bytes of `ids`, one after the other: the text of a continuation. They may end within a character.
     ///
     /// # Errors
-    /// `OutOfRange`.
+    /// None today.
     pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
         let mut bytes = Vec::new();
         ids.iter().try_for_each(|&id| self.decode_token(id, &mut bytes))?;
@@ -275,7 +275,7 @@ impl Tokenizer {
     /// that the space prefix put in.
     ///
     /// # Errors
-    /// `OutOfRange`.
+    /// None today.
     pub fn decode_text(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
         let prefix = matches!(&self.family, Family::Spm(spm) if spm.add_space_prefix());
         let (mut bytes, mut after_special) = (Vec::new(), true);
