@@ -206,7 +206,6 @@ impl From<TokenizerError> for CliError {
                 (Exit::Model, "; give a model with one of these")
             }
             TokenizerError::NoToken { .. } => (Exit::Prompt, ""),
-            TokenizerError::OutOfRange { .. } => (Exit::Prompt, "; give smaller ids"),
             TokenizerError::TooLong { .. } => (Exit::Prompt, "; give a shorter text"),
             TokenizerError::Missing { .. } | TokenizerError::SpecialId { .. } => {
                 (Exit::Model, "; convert the model again")

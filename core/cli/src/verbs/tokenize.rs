@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::args::TextFlags;
 use crate::engine;
-use crate::error::CliError;
+use crate::error::{CliError, Exit};
 use crate::output;
 
 /// Flags of `tokenize`.
@@ -59,6 +59,11 @@ fn open(model: &Path) -> Result<Tokenizer, CliError> {
 }
 
 fn decode(tokenizer: &Tokenizer, ids: &[u32], shown: bool) -> Result<Vec<u8>, CliError> {
+    let len = tokenizer.len();
+    if let Some(id) = ids.iter().find(|id| **id as usize >= len) {
+        let message = format!("token {id} is outside the vocabulary of {len}; give smaller ids");
+        return Err(CliError::new(Exit::Prompt, message));
+    }
     if !shown {
         return Ok(tokenizer.decode_text(ids)?);
     }

@@ -110,10 +110,9 @@ mod tests {
         let (row, fine) = quantize_activations(&x);
         let refined: Vec<usize> = (0..10).filter(|block| fine.d[*block] != 0.0).collect();
         assert_eq!(refined, [2]);
-        for i in 64..96 {
-            let coarse = row.d[2] * f32::from(row.q[i]);
-            let both = coarse + fine.d[2] * f32::from(fine.q[i]);
-            assert!((both - x[i]).abs() <= 40.0 / 127.0 / 254.0 * 0.51, "{i}");
+        for (i, x) in x.iter().enumerate().skip(64).take(32) {
+            let both = row.d[2] * f32::from(row.q[i]) + fine.d[2] * f32::from(fine.q[i]);
+            assert!((both - x).abs() <= 40.0 / 127.0 / 254.0 * 0.51, "{i}");
         }
         x[5] = f32::NAN;
         assert!(quantize_activations(&x).1.d.iter().all(|d| *d == 0.0));

@@ -7,12 +7,12 @@
 //!
 //! A template is data of a stranger: it reads nothing but what it is given, and a budget of steps and bytes ends
 //! one that would run or grow for ever. The engine parses, prints and frees nested things by recursion, so how deep
-//! they nest is bounded too: in the source by counting ([`limits`]), at run time by the budget, since a level costs a
+//! they nest is bounded too: in the source by counting (`limits`), at run time by the budget, since a level costs a
 //! step. What remains runs on a thread of its own whose stack fits the budget. One that does not parse is no reason
 //! not to load the model; the error comes when the template is used.
 //!
 //! What a message says is text, whatever it looks like: [`ChatTemplate::prompt`] gives ids in which only the
-//! template has written control tokens ([`guard`] says how).
+//! template has written control tokens (`guard` says how).
 
 mod clock;
 mod guard;
