@@ -4,13 +4,14 @@ use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
 use neuropil::engine::{Engine, SessionOptions};
+use neuropil::gguf::Gguf;
 use neuropil::model::tokenizer::{EncodeOptions, Tokenizer};
 use neuropil_cpu::{CpuBackend, CpuOptions};
 
 use crate::args::{EngineFlags, TextFlags, Unit};
 use crate::error::{CliError, Exit};
-use crate::output;
 use crate::progress::Bar;
+use crate::{memory, output};
 
 /// Most bytes of a text that are read; the tokenizer takes no more.
 const MAX_TEXT: u64 = 1 << 30;
@@ -23,6 +24,12 @@ pub fn cpu(threads: u32) -> Result<CpuBackend, CliError> {
 
 /// Loads a model.
 pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
+    if flags.exact {
+        let gguf = Gguf::open_header(model).map_err(|error| CliError::of_model(model, error))?;
+        let bytes =
+            gguf.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements().saturating_mul(4)));
+        output::note(format!("--exact expands the weights to F32, which takes {}", memory::shown(bytes)));
+    }
     let mut builder = Engine::builder(model).exact(flags.exact);
     if flags.device.contains(&Unit::Cpu) {
         builder = builder.backend(&cpu(flags.threads)?)?;
