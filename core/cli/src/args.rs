@@ -22,7 +22,6 @@ pub const MAX_THREADS: i64 = 4096;
     name = "neuropil",
     version,
     propagate_version = true,
-    disable_help_subcommand = true,
     after_help = format!("Example:\n  neuropil run model.gguf -p \"Once upon a time\" -n 64\n\n{EXIT_CODES}")
 )]
 pub struct Cli {

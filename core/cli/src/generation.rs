@@ -119,6 +119,16 @@ pub fn generate(
     if let Some(error) = failure {
         return Err(error);
     }
+    // `-n` ends a generation before the context does; then there is nothing to tell.
+    let full = |(session, options): &(&Session, &GenerateOptions)| {
+        let context = session.context();
+        prompt.len() < context
+            && session.tokens().len() >= context
+            && options.max_tokens.is_none_or(|max| max > 1)
+    };
+    if let Some((session, _)) = sessions.iter().zip(options).find(full) {
+        output::note(format!("the context of {} tokens is full; --ctx sets a larger one", session.context()));
+    }
     let mut times = StepTimes::default();
     sessions.iter().for_each(|session| times += session.times());
     let outcome = Outcome {

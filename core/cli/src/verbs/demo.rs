@@ -82,6 +82,7 @@ fn table(engine: &Engine, outcome: &Outcome) -> String {
     let mut text = String::from("\n\n");
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
     row("model", format!("{} ({}, {threads} threads)", one_line(&engine.spec().name), memory::shown(file)));
+    row("file", one_line(&engine.gguf().path().display().to_string()));
     row("load", format!("{:.0} ms", ms(engine.load_time())));
     row("prompt", format!("{} tokens, {} per second", outcome.prefilled, rate(outcome.prefill_rate())));
     row("answer", format!("{answer} tokens, {} per second", rate(outcome.decode_rate())));

@@ -22,7 +22,7 @@ use crate::signal::Interrupts;
   neuropil run model.gguf -p \"Once upon a time\" -n 64 --seed 7
   neuropil run model.gguf --chat -p \"Why is the sky blue?\" --temp 0 --json < /dev/null
 
-The text comes from -p or from standard input, and is taken as it is, byte for byte. Without --json the output is the
+The text comes from -p or from standard input, and is taken as it is, nothing trimmed. Without --json the output is the
 generated text alone; with --samples each sample follows a line \"--- sample 1 ---\". Ctrl-C ends the generation and
 what was generated is printed, with --json as a document whose finish_reason is \"cancelled\".")]
 pub struct Args {

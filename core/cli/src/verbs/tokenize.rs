@@ -17,7 +17,8 @@ use crate::output;
   printf 'Hello world' | neuropil tokenize model.gguf
   neuropil tokenize model.gguf --decode 19556,905
 
-Standard input is taken byte for byte. The output is {\"tokens\":[..]}. With --decode it is the text's bytes, or with
+Standard input is taken as it is, nothing trimmed; a model with a byte-level BPE vocabulary reads a byte that is
+no UTF-8 as U+FFFD. The output is {\"tokens\":[..]}. With --decode it is the text's bytes, or with
 --json {\"text\":\"..\"}; control tokens have no text unless --parse-special asks for their names.")]
 pub struct Args {
     /// A GGUF file; one that holds a vocabulary alone will do
