@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use neuropil_device::AttentionRow;
+use neuropil_device::{AttentionRow, KV_PAGE};
 
 use crate::model::{KvCache, KvShape, KvType, Sequences, Step};
 use crate::pipeline::{CancelToken, StepTimes};
@@ -171,6 +171,13 @@ impl Session {
         engine.decode(std::slice::from_mut(self), &[(0, token)])
     }
 
+    /// Makes room for `len` tokens, up to the end of a page of the cache: within a page a token allocates nothing.
+    fn reserve(&mut self, len: usize) -> Result<(), EngineError> {
+        self.cache.reserve(len)?;
+        self.tokens.reserve(len.next_multiple_of(KV_PAGE) - self.tokens.len());
+        Ok(())
+    }
+
     fn append(
         &mut self,
         tokens: &[u32],
@@ -200,7 +207,7 @@ impl Session {
             if last && outputs.is_empty() {
                 outputs.push(chunk.len() - 1);
             }
-            self.cache.reserve(first + chunk.len())?;
+            self.reserve(first + chunk.len())?;
             let mut sequence = Prefill {
                 cache: &mut self.cache,
                 logits: &mut self.logits,
@@ -308,7 +315,7 @@ impl Engine {
             if tokens > session.context {
                 return Err(EngineError::ContextFull { tokens, context: session.context });
             }
-            session.cache.reserve(tokens)?;
+            session.reserve(tokens)?;
         }
         // The step's lists live with the first session's, so that a token allocates nothing once they have grown.
         let mut lists = mem::take(&mut sessions[*first].lists);

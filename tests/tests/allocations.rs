@@ -1,0 +1,23 @@
+//! A decoded token allocates nothing once the buffers have grown. Alone in its binary: the count is the process's.
+
+use neuropil::{Engine, SessionOptions};
+use neuropil_cpu::{CpuBackend, CpuOptions};
+use neuropil_tests::counting_alloc::{CountingAlloc, allocations};
+use neuropil_tests::toy::{Toy, tokens};
+
+#[global_allocator]
+static ALLOC: CountingAlloc = CountingAlloc;
+
+#[test]
+fn a_decoded_token_allocates_nothing() {
+    let (_dir, path) = Toy::default().temp();
+    let cpu = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
+    let engine = Engine::builder(&path).backend(&cpu).unwrap().build().unwrap();
+    let mut session = engine.session(SessionOptions::default()).unwrap();
+    session.prefill(&tokens("warm up")).unwrap();
+    (0..20).for_each(|i| session.decode(i).unwrap());
+    // Up to the end of the cache's first page, which the next token would leave.
+    let before = allocations();
+    (0..30).for_each(|i| session.decode(i).unwrap());
+    assert_eq!(allocations() - before, 0);
+}
