@@ -7,6 +7,7 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use neuropil::engine::{Engine, Session};
+use neuropil::model::chat::civil;
 use serde_json::{Value, json};
 
 use crate::args::{EngineFlags, ModelFile};
@@ -252,15 +253,7 @@ fn now() -> String {
 
 fn timestamp(seconds: u64) -> String {
     let (days, second) = (seconds / 86400, seconds % 86400);
-    // Days since 0000-03-01, in eras of 400 years; a year that begins in March ends with its leap day.
-    let days = days + 719468;
-    let (era, day) = (days / 146097, days % 146097);
-    let year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let date = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
+    let (year, month, date) = civil(days as i64);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z")
 }

@@ -107,11 +107,6 @@ impl Metadata {
         self.array(key, "array of i32", |array| if let Array::I32(v) = array { Some(&**v) } else { None })
     }
 
-    /// An array of bool.
-    pub fn bools(&self, key: &str) -> Result<Option<&[bool]>, GgufError> {
-        self.array(key, "array of bool", |array| if let Array::Bool(v) = array { Some(&**v) } else { None })
-    }
-
     /// As [`Metadata::u32`]; an absent key is an error.
     pub fn require_u32(&self, key: &str) -> Result<u32, GgufError> {
         self.required(key, self.u32(key))
@@ -127,11 +122,6 @@ impl Metadata {
         self.required(key, self.f32(key))
     }
 
-    /// As [`Metadata::bool`]; an absent key is an error.
-    pub fn require_bool(&self, key: &str) -> Result<bool, GgufError> {
-        self.required(key, self.bool(key))
-    }
-
     /// As [`Metadata::str`]; an absent key is an error.
     pub fn require_str(&self, key: &str) -> Result<&str, GgufError> {
         self.required(key, self.str(key))
@@ -145,16 +135,6 @@ impl Metadata {
     /// As [`Metadata::f32s`]; an absent key is an error.
     pub fn require_f32s(&self, key: &str) -> Result<&[f32], GgufError> {
         self.required(key, self.f32s(key))
-    }
-
-    /// As [`Metadata::u32s`]; an absent key is an error.
-    pub fn require_u32s(&self, key: &str) -> Result<&[u32], GgufError> {
-        self.required(key, self.u32s(key))
-    }
-
-    /// As [`Metadata::i32s`]; an absent key is an error.
-    pub fn require_i32s(&self, key: &str) -> Result<&[i32], GgufError> {
-        self.required(key, self.i32s(key))
     }
 
     fn required<T>(&self, key: &str, found: Result<Option<T>, GgufError>) -> Result<T, GgufError> {

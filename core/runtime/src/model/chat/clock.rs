@@ -100,8 +100,8 @@ fn first_day(year: i64) -> i64 {
     (year - 1970) * 365 + (before / 4 - before / 100 + before / 400) - (1969 / 4 - 1969 / 100 + 1969 / 400)
 }
 
-/// Year, month and day of a number of days since 1970-01-01.
-fn civil(days: i64) -> (i64, i64, i64) {
+/// Year, month and day of a number of days since 1970-01-01, which must not be negative.
+pub fn civil(days: i64) -> (i64, i64, i64) {
     let mut year = 1970 + days / 366;
     while first_day(year + 1) <= days {
         year += 1;

@@ -19,7 +19,7 @@ mod guard;
 mod json;
 mod limits;
 
-pub use clock::Clock;
+pub use clock::{Clock, civil};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
