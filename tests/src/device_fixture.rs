@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use neuropil_device::quant::{bundle_row, bundle_row_bytes};
 use neuropil_device::{
     Activation, Arena, Buffer, BundleLayout, ClusterJob, ClusterWeights, CompletionQueue, DType, Device,
     DeviceError, MatmulJob, Matrix, PreparedWeight, Product, RowSource, SLOT_ALIGNMENT, Stage, Submission,
@@ -115,7 +116,10 @@ impl Case {
                     None => {
                         let mut slots = arena.take_list();
                         slots.extend(0..self.rows as u32);
-                        ClusterWeights::Bundles { layout: neurons.layout(), slots: arena.pin(slots)? }
+                        let list = device.alloc(self.rows * 4)?;
+                        list.write()?.slice_mut::<u32>().copy_from_slice(&slots);
+                        let (slots, positions) = (arena.pin(slots)?, list.read()?);
+                        ClusterWeights::Bundles { layout: neurons.layout(), slots, positions }
                     }
                 },
                 x: x.read()?,
@@ -180,7 +184,7 @@ impl Neurons {
     }
 
     fn layout(&self) -> BundleLayout {
-        let row = self.gate.bytes.len() / self.gate.rows;
+        let row = bundle_bytes(&self.gate);
         let down = (2 * row).next_multiple_of(64);
         BundleLayout {
             width: self.gate.cols,
@@ -195,15 +199,21 @@ impl Neurons {
     /// One slot per neuron.
     fn arena(&self) -> Result<Arena, DeviceError> {
         let layout = self.layout();
-        let size = |w: &Weight| w.bytes.len() / w.rows;
-        let arena = Arena::new(self.gate.rows, layout.down + size(&self.down_rows), SLOT_ALIGNMENT)?;
+        let slot_bytes = layout.down + bundle_bytes(&self.down_rows);
+        let arena = Arena::new(self.gate.rows, slot_bytes, SLOT_ALIGNMENT)?;
         for neuron in 0..self.gate.rows {
             let mut slot = arena.write(neuron)?;
             for (weight, at) in
                 [(&self.gate, layout.gate), (&self.up, layout.up), (&self.down_rows, layout.down)]
             {
-                let row = &weight.bytes[neuron * size(weight)..][..size(weight)];
-                slot.bytes_mut()[at..at + row.len()].copy_from_slice(row);
+                let size = weight.bytes.len() / weight.rows;
+                let row = &weight.bytes[neuron * size..][..size];
+                bundle_row(
+                    weight.dtype,
+                    weight.cols,
+                    row,
+                    &mut slot.bytes_mut()[at..][..bundle_bytes(weight)],
+                );
             }
         }
         Ok(arena)
@@ -215,6 +225,11 @@ impl Neurons {
         let hidden: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| activate(name, threshold, *g, *u)).collect();
         multiply(&self.down, &hidden)
     }
+}
+
+/// Bytes of a weight's row in a bundle.
+fn bundle_bytes(weight: &Weight) -> usize {
+    bundle_row_bytes(weight.dtype, weight.cols).expect("a toy's rows are whole blocks")
 }
 
 /// The matrix of a weight, for [`Device::prepare`].

@@ -3,9 +3,9 @@
 //! With it the engine is tested on a unit that is not the CPU backend, which proves that the runtime knows the
 //! contract and no backend. It can do everything the contract names except whole blocks.
 
-use std::ops::Range;
 use std::sync::Arc;
 
+use neuropil_device::quant::{bundle_row_bytes, dequantize_bundle_row};
 use neuropil_device::{
     BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind,
     MatmulJob, Matrix, OpShape, PinnedSlots, PreparedWeight, Stage, Submission, Support, WeightShape,
@@ -70,7 +70,7 @@ impl ReferenceDevice {
                 (WeightShape::Neurons { width, .. }, Decoded::Neurons(neurons)) => (neurons, width),
                 _ => return Err(self.unsupported("a matrix as a block of neurons")),
             },
-            ClusterWeights::Bundles { layout, slots } => {
+            ClusterWeights::Bundles { layout, slots, .. } => {
                 unpacked = unpack(layout, slots);
                 (&unpacked, layout.width)
             }
@@ -166,15 +166,17 @@ fn write(y: &mut [f32], sum: &[f64], accumulate: bool) {
 }
 
 fn unpack(layout: &BundleLayout, slots: &PinnedSlots) -> Neurons {
-    let width = layout.width;
-    let row = |dtype: DType, at: usize| -> Vec<f32> {
-        let (elements, bytes) = codec::block(dtype);
-        let range: Range<usize> = at..at + width / elements * bytes;
-        (0..slots.len()).flat_map(|n| codec::decode(dtype, &slots.bytes(n)[range.clone()])).collect()
+    let rows = |dtype: DType, at: usize| -> Vec<f32> {
+        let bytes = bundle_row_bytes(dtype, layout.width).expect("a bundle's rows are whole blocks");
+        let mut values = vec![0.0; slots.len() * layout.width];
+        for (n, row) in values.chunks_exact_mut(layout.width).enumerate() {
+            dequantize_bundle_row(dtype, &slots.bytes(n)[at..][..bytes], row);
+        }
+        values
     };
     Neurons {
-        gate: row(layout.dtype, layout.gate),
-        up: row(layout.dtype, layout.up),
-        down: row(layout.down_dtype, layout.down),
+        gate: rows(layout.dtype, layout.gate),
+        up: rows(layout.dtype, layout.up),
+        down: rows(layout.down_dtype, layout.down),
     }
 }

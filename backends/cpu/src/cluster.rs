@@ -7,7 +7,7 @@ use neuropil_device::{ClusterJob, ClusterWeights, Device, DeviceError, MAX_PRODU
 
 use crate::arch::HostOp;
 use crate::crew::Work;
-use crate::device::{CpuDevice, Scratch, Weight, check_len, input_for};
+use crate::device::{CpuDevice, Scratch, Weight, check_len, input_for, room};
 use crate::kernels::matmul_groups;
 use crate::mem::{ColumnPair, Columns, OutOfMemory};
 use crate::pack::Packed;
@@ -15,7 +15,7 @@ use crate::pack::Packed;
 impl CpuDevice {
     pub(crate) fn cluster(&self, job: &mut ClusterJob) -> Result<(), DeviceError> {
         let ClusterWeights::Block(weight) = &job.weights else {
-            return Err(self.unsupported("neurons in an arena"));
+            return self.bundles(job);
         };
         let Weight::Neurons { gate, up, down } = self.own(weight)? else {
             return Err(self.unsupported("a matrix as the weight of a neuron cluster"));
@@ -116,13 +116,4 @@ enum Gates<'a> {
     Compute(&'a Packed),
     /// The stage before.
     Given(&'a [f32]),
-}
-
-/// The first `len` values of a buffer that grows when it must.
-fn room(buffer: &mut Vec<f32>, len: usize) -> Result<&mut [f32], OutOfMemory> {
-    if buffer.len() < len {
-        buffer.try_reserve_exact(len - buffer.len()).map_err(|_| OutOfMemory(len.saturating_mul(4)))?;
-        buffer.resize(len, 0.0);
-    }
-    Ok(&mut buffer[..len])
 }

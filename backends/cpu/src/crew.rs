@@ -46,9 +46,14 @@ pub(crate) struct Work<'a> {
 impl Crew {
     /// Row groups in a chunk, when there are `groups` of that width.
     pub fn groups_per_chunk(&self, groups: usize, cols: usize, tokens: usize) -> usize {
-        let products = (GROUP_ROWS * cols).saturating_mul(tokens).max(1);
-        let groups = self.pool.chunk_len(groups, CHUNK_PRODUCTS.div_ceil(products));
+        let groups = self.chunk_groups(groups, cols, tokens);
         if tokens < 4 { groups.next_multiple_of(STREAM_GROUPS) } else { groups }
+    }
+
+    /// The same for groups that are not read side by side.
+    pub fn chunk_groups(&self, groups: usize, cols: usize, tokens: usize) -> usize {
+        let products = (GROUP_ROWS * cols).saturating_mul(tokens).max(1);
+        self.pool.chunk_len(groups, CHUNK_PRODUCTS.div_ceil(products))
     }
 
     /// Quantises `x[tokens, cols]`.

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use neuropil_device::{
     ClusterJob, DType, Device, DeviceError, DeviceId, DeviceInfo, MAX_PRODUCTS, MatmulJob, Matrix, OpShape,
-    PreparedWeight, Submission, Support, WeightSource,
+    PreparedWeight, Stage, Submission, Support, WeightSource,
 };
 
-use crate::arch::Isa;
+use crate::arch::{DOWN_TYPES, Isa};
 use crate::crew::{Crew, PackFailure, Work};
 use crate::kernels::{Activations, Input};
 use crate::mem::{Columns, OutOfMemory};
 use crate::pack::{GROUP_ROWS, PackError, Packed, group_bytes};
+use crate::sparse::down_types;
 
 /// Idle scratches kept: as many as callers are likely to work at once.
 const MOST_IDLE: usize = 8;
@@ -37,16 +38,20 @@ pub(crate) struct Scratch {
     pub input: Activations,
     /// The hidden values of a cluster, quantised.
     pub hidden: Activations,
-    /// Gate values, then hidden values, of a cluster.
+    /// Gate values, then hidden values, of a block.
     pub gate: Vec<f32>,
     /// Up values of a cluster.
     pub up: Vec<f32>,
+    /// Hidden values of the neurons of a cluster that are active, and which these are.
+    pub hidden_active: Vec<f32>,
+    pub active: Vec<u32>,
 }
 
 impl Scratch {
     fn new() -> Result<Scratch, OutOfMemory> {
         let (input, hidden) = (Activations::new()?, Activations::new()?);
-        Ok(Scratch { input, hidden, gate: Vec::new(), up: Vec::new() })
+        let (gate, up) = (Vec::new(), Vec::new());
+        Ok(Scratch { input, hidden, gate, up, hidden_active: Vec::new(), active: Vec::new() })
     }
 }
 
@@ -203,14 +208,21 @@ impl Device for CpuDevice {
     }
 
     fn supports(&self, op: &OpShape) -> Support {
-        let fits = |dtype: DType, rows: usize, cols: usize| match dtype.row_bytes(cols) {
-            Some(_) => check_padding(dtype, rows, cols),
+        let whole_blocks = |dtype: DType, cols: usize| match dtype.row_bytes(cols) {
+            Some(_) => Ok(()),
             None => Err(format!("{cols} columns are not whole blocks of {dtype}")),
+        };
+        let fits = |dtype: DType, rows: usize, cols: usize| {
+            whole_blocks(dtype, cols).and_then(|()| check_padding(dtype, rows, cols))
         };
         let answer = match *op {
             OpShape::Matmul { dtype, rows, cols, .. } => fits(dtype, rows, cols),
-            OpShape::Cluster { bundles: true, .. } => {
-                Err("the CPU computes prepared blocks of neurons only".into())
+            OpShape::Cluster { bundles: true, stage, dtype, down_dtype, width, .. } => {
+                if stage != Stage::Gate && !DOWN_TYPES.contains(&down_dtype) {
+                    Err(down_types(down_dtype))
+                } else {
+                    whole_blocks(dtype, width).and_then(|()| whole_blocks(down_dtype, width))
+                }
             }
             OpShape::Cluster { dtype, down_dtype, neurons, width, .. } => {
                 fits(dtype, neurons, width).and_then(|()| fits(down_dtype, width, neurons))
@@ -270,4 +282,13 @@ impl Device for CpuDevice {
             submission.finish(result);
         }
     }
+}
+
+/// The first `len` values of a buffer that grows when it must.
+pub(crate) fn room(buffer: &mut Vec<f32>, len: usize) -> Result<&mut [f32], OutOfMemory> {
+    if buffer.len() < len {
+        buffer.try_reserve_exact(len - buffer.len()).map_err(|_| OutOfMemory(len.saturating_mul(4)))?;
+        buffer.resize(len, 0.0);
+    }
+    Ok(&mut buffer[..len])
 }

@@ -29,6 +29,7 @@ mod mem;
 pub mod pack;
 #[allow(unsafe_code)]
 mod pool;
+mod sparse;
 mod topology;
 
 pub use arch::Isa;

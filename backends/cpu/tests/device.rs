@@ -3,75 +3,19 @@
 
 use std::sync::Arc;
 
-use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
-use neuropil_device::quant::{quantize_row, reference};
+use neuropil_cpu::Isa;
 use neuropil_device::{
-    Activation, ActivationKind, Arena, Backend, Buffer, BundleLayout, ClusterJob, ClusterWeights,
-    CompletionQueue, DType, Device, DeviceError, MatmulJob, Matrix, OpShape, PreparedWeight, Product,
-    RowSource, Stage, Submission, Support, WeightSource,
+    Activation, ActivationKind, Buffer, ClusterJob, ClusterWeights, CompletionQueue, DType, Device,
+    DeviceError, MatmulJob, Matrix, OpShape, PreparedWeight, Product, RowSource, Stage, Submission, Support,
+    WeightSource,
 };
 
-fn device(threads: usize, isa: Isa) -> Arc<dyn Device> {
-    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).unwrap().open(0).unwrap()
-}
+mod common;
+use common::{Weights, bits, buffer, device, numbers, run_cluster, to_bits};
 
 fn devices() -> Vec<Arc<dyn Device>> {
     let all = |isa| [1, 2, 7].map(|threads| device(threads, isa));
     Isa::all_available().into_iter().flat_map(all).collect()
-}
-
-fn numbers(seed: u32, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state as f32 / u32::MAX as f32 - 0.5
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-/// A matrix that owns its bytes.
-struct Weights {
-    dtype: DType,
-    rows: usize,
-    cols: usize,
-    bytes: Vec<u8>,
-}
-
-impl Weights {
-    fn new(seed: u32, dtype: DType, rows: usize, cols: usize) -> Weights {
-        let values = numbers(seed, rows * cols);
-        let mut bytes = vec![0; dtype.matrix_bytes(rows, cols).unwrap()];
-        let row_bytes = dtype.row_bytes(cols).unwrap();
-        for (x, row) in values.chunks_exact(cols).zip(bytes.chunks_exact_mut(row_bytes)) {
-            quantize_row(dtype, x, row);
-        }
-        Weights { dtype, rows, cols, bytes }
-    }
-
-    fn matrix(&self) -> Matrix<'_> {
-        Matrix { dtype: self.dtype, rows: self.rows, cols: self.cols, data: &self.bytes }
-    }
-
-    fn reference(&self, x: &[f32], y: &mut [f32], accumulate: bool) {
-        let tokens = x.len() / self.cols;
-        reference::matmul(self.dtype, &self.bytes, self.rows, self.cols, tokens, x, y, accumulate);
-    }
-}
-
-fn buffer(device: &dyn Device, values: &[f32]) -> Buffer {
-    let buffer = device.alloc(values.len() * 4).unwrap();
-    buffer.write().unwrap().slice_mut::<f32>().copy_from_slice(values);
-    buffer
-}
-
-fn bits(buffer: &Buffer) -> Vec<u32> {
-    buffer.read().unwrap().slice::<f32>().iter().map(|v| v.to_bits()).collect()
-}
-
-fn to_bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|v| v.to_bits()).collect()
 }
 
 fn run_matmul(device: &dyn Device, job: MatmulJob) -> Result<(), DeviceError> {
@@ -80,14 +24,6 @@ fn run_matmul(device: &dyn Device, job: MatmulJob) -> Result<(), DeviceError> {
     let (token, result) = queue.try_next().expect("the CPU completes before it returns");
     assert_eq!((token, queue.try_next()), (1, None));
     result
-}
-
-fn run_cluster(device: &dyn Device, job: ClusterJob) -> Result<(), DeviceError> {
-    let queue = CompletionQueue::new();
-    let mut batch = vec![Submission::new(job, queue.completion(2))];
-    device.submit_clusters(&mut batch);
-    assert!(batch.is_empty());
-    queue.try_next().expect("the CPU completes before it returns").1
 }
 
 #[test]
@@ -298,12 +234,6 @@ fn jobs_that_do_not_fit_together_are_errors() {
     let foreign = self::device(2, Isa::detect()).prepare(ffn.source(), None).unwrap();
     let foreign = ClusterJob { weights: ClusterWeights::Block(foreign), ..ffn.job(&block, 1, &x) };
     assert!(matches!(run_cluster(&*device, foreign), Err(DeviceError::ForeignHandle { .. })));
-    let layout =
-        BundleLayout { width: 4, dtype: DType::F32, down_dtype: DType::F32, gate: 0, up: 16, down: 32 };
-    let slots = Arena::new(1, 48, 64).unwrap().pin(vec![0]).unwrap();
-    let bundles = ClusterWeights::Bundles { layout, slots };
-    let bundles = ClusterJob { weights: bundles, ..ffn.job(&block, 1, &x) };
-    assert!(matches!(run_cluster(&*device, bundles), Err(DeviceError::Unsupported { .. })));
     let short = Matrix { rows: 33, ..w.matrix() };
     assert!(matches!(device.prepare(WeightSource::Matrix(short), None), Err(DeviceError::Shape { .. })));
 }
@@ -339,8 +269,8 @@ fn it_says_what_it_supports() {
         let matmul = |cols| OpShape::Matmul { dtype, rows: 10, cols, tokens: 1 };
         assert_ne!(device.supports(&matmul(4544)), Support::Emulated);
         assert_eq!(matches!(device.supports(&matmul(4544)), Support::No(_)), dtype.block_elements() == 256);
-        let cluster = |bundles| OpShape::Cluster {
-            stage: Stage::Fused,
+        let cluster = |stage, bundles| OpShape::Cluster {
+            stage,
             dtype,
             down_dtype: dtype,
             neurons: 512,
@@ -348,8 +278,10 @@ fn it_says_what_it_supports() {
             tokens: 1,
             bundles,
         };
-        assert_eq!(device.supports(&cluster(false)), Support::Native);
-        assert!(matches!(device.supports(&cluster(true)), Support::No(_)));
+        assert_eq!(device.supports(&cluster(Stage::Fused, false)), Support::Native);
+        assert_eq!(device.supports(&cluster(Stage::Gate, true)), Support::Native);
+        let down = ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"].contains(&dtype.name());
+        assert_eq!(device.supports(&cluster(Stage::Fused, true)) == Support::Native, down, "{dtype}");
     }
     assert!(matches!(device.supports(&OpShape::Block), Support::No(_)));
 }

@@ -66,6 +66,15 @@ impl Activation {
         }
     }
 
+    /// Whether a gate value makes the hidden value 0 whatever up is, so that the neuron need not be computed further.
+    #[inline(always)]
+    pub fn is_off(self, gate: f32) -> bool {
+        match self.kind {
+            ActivationKind::Silu | ActivationKind::Gelu => gate == 0.0,
+            ActivationKind::Relu | ActivationKind::Relu2 | ActivationKind::Drelu => self.relu(gate) == 0.0,
+        }
+    }
+
     /// `hidden[i] = apply(gate[i], up[i])`, with the result written over `gate`.
     #[inline(always)]
     pub fn apply_slice(self, gate: &mut [f32], up: &[f32]) {

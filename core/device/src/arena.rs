@@ -191,11 +191,13 @@ impl Memory {
         }
     }
 
+    #[inline]
     fn slot(&self, slot: usize) -> NonNull<u8> {
         // SAFETY: `slot` is below the number of slots (checked when the lease was taken), so this stays inside.
         unsafe { self.start.add(slot * self.stride) }
     }
 
+    #[inline]
     fn bytes(&self, slot: usize) -> &[u8] {
         // SAFETY: called by leases that hold a read count on the slot, or its only writer; initialised by zeroing.
         unsafe { std::slice::from_raw_parts(self.slot(slot).as_ptr(), self.slot_bytes) }
@@ -282,10 +284,16 @@ impl PinnedSlots {
         self.slots.is_empty()
     }
 
+    /// Bytes of each slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.memory.slot_bytes
+    }
+
     /// The bytes of the `index`th pinned slot.
     ///
     /// # Panics
     /// When fewer slots are pinned.
+    #[inline]
     pub fn bytes(&self, index: usize) -> &[u8] {
         self.memory.bytes(self.slots[index] as usize)
     }

@@ -9,6 +9,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::quant::bundle_row_bytes;
 use crate::{Activation, Buffer, DType, DeviceError, DeviceId, PinnedSlots, ReadLease, WriteLease};
 
 /// Where the bytes of a matrix come from: memory, or a file. A device reads it piece by piece, from any thread and
@@ -255,7 +256,8 @@ pub enum Stage {
     Fused,
 }
 
-/// How the bytes of one neuron are laid out in an arena slot; offsets in bytes.
+/// How the bytes of one neuron are laid out in an arena slot; offsets in bytes. Rows are sorted as
+/// [`crate::quant::bundle_row`] does, so that a slot's neuron can be computed at the speed of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BundleLayout {
     /// Elements of each row: the width of the model.
@@ -272,6 +274,29 @@ pub struct BundleLayout {
     pub down: usize,
 }
 
+impl BundleLayout {
+    /// Checks that the three rows lie in a slot of `slot_bytes`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shape`] for a width that is not whole blocks, [`DeviceError::Mismatch`] for a row that does not
+    /// fit.
+    pub fn check(&self, slot_bytes: usize) -> Result<(), DeviceError> {
+        for (dtype, at) in [(self.dtype, self.gate), (self.dtype, self.up), (self.down_dtype, self.down)] {
+            let bytes = bundle_row_bytes(dtype, self.width).ok_or(DeviceError::Shape {
+                dtype,
+                rows: 1,
+                cols: self.width,
+                bytes: slot_bytes,
+            })?;
+            let needed = at.saturating_add(bytes);
+            if needed > slot_bytes {
+                return Err(DeviceError::Mismatch { what: "bytes of a slot", needed, found: slot_bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The weights of a cluster.
 pub enum ClusterWeights {
     /// Hot: a block that the device holds in its own layout.
@@ -280,8 +305,11 @@ pub enum ClusterWeights {
     Bundles {
         /// Layout of each slot.
         layout: BundleLayout,
-        /// One slot per neuron, in ascending order of position.
+        /// One slot per neuron.
         slots: PinnedSlots,
+        /// U32 `[neurons]`, ascending: the position of each slot's neuron in its layer. It says to which slice of the
+        /// sum over neurons the neuron belongs, so that a layer has the same bits whichever neurons are left out.
+        positions: ReadLease,
     },
 }
 

@@ -17,10 +17,15 @@ pub(super) trait Lanes {
     type I: Copy;
     /// An f32 per row.
     type F: Copy;
+    /// The weights of the 16 codes of 4 bits.
+    type Table: Copy;
 
     /// Begins to load the cache line at p, which may lie anywhere.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
+    /// Reads 16 bytes of each of 16 rows from byte `at` on and writes their 4-byte words by place: word j of row r goes
+    /// to byte `64 j + 4 r`.
+    unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8);
     /// Reads `4 * LANES` bytes.
     unsafe fn load_codes(p: *const u8) -> Self::W;
     /// The low nibble of each byte.
@@ -59,6 +64,11 @@ pub(super) trait Lanes {
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+
+    /// Code i weighs `d (i - offset)`, or `d i + m` rounded twice.
+    unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table;
+    /// The weights of the low nibbles of LANES bytes, and of the high ones.
+    unsafe fn look_up(p: *const u8, table: Self::Table) -> [Self::F; 2];
 
     /// The largest magnitude of 32 floats as bits, sign bits off.
     unsafe fn max_magnitude(x: *const f32) -> u32;

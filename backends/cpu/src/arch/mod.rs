@@ -5,7 +5,10 @@
 //! [`Isa`] proves that the machine has them; there is no other way to reach a kernel.
 
 mod attention;
+mod axpy;
+mod down;
 mod format;
+mod gather;
 mod host;
 mod lanes;
 mod passes;
@@ -25,6 +28,9 @@ use neuropil_device::DType;
 use neuropil_device::quant::ACT_BLOCK;
 
 pub(crate) use attention::AttentionParts;
+pub(crate) use axpy::Axpy;
+pub(crate) use down::DOWN_TYPES;
+pub(crate) use gather::Gather;
 pub(crate) use host::HostOp;
 
 #[cfg(target_arch = "aarch64")]
@@ -122,6 +128,36 @@ impl Isa {
         }
     }
 
+    /// Turns rows of neurons into a packed group.
+    pub(crate) fn gather(self, job: Gather<'_>) {
+        match self {
+            Isa::Scalar => gather(scalar::ScalarKernels, job),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(isa) => gather(isa, job),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni(isa) => gather(isa, job),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(isa) => gather(isa, job),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot(isa) => gather(isa, job),
+        }
+    }
+
+    /// Adds up some columns of down rows, of one of [`DOWN_TYPES`].
+    pub(crate) fn axpy(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+        match self {
+            Isa::Scalar => axpy(scalar::ScalarKernels, job, out),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(isa) => axpy(isa, job, out),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni(isa) => axpy(isa, job, out),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(isa) => axpy(isa, job, out),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot(isa) => axpy(isa, job, out),
+        }
+    }
+
     /// Quantises `height` rows of `cols` activations into the records of a tile.
     pub(crate) fn quantize(self, x: &[f32], cols: usize, height: usize, records: &mut [u8]) {
         let blocks = cols / ACT_BLOCK;
@@ -161,10 +197,39 @@ impl Isa {
 
 /// A matmul over some row groups. Made by the safe entry, which checks that input, weight and output match.
 pub(crate) struct Job<'a, 'y> {
-    pub w: &'a Packed,
+    pub w: Panel<'a>,
     pub input: Input<'a>,
+    /// Columns of the input.
+    pub pitch: usize,
     pub out: &'a mut ColumnRange<'y>,
     pub accumulate: bool,
+}
+
+/// Packed groups of rows: a whole weight, or some columns of a few rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    pub dtype: DType,
+    pub groups: &'a [u8],
+    pub group_bytes: usize,
+    /// Group of the output that the first group makes.
+    pub first_group: usize,
+    /// Columns, and the column of the input that meets the first.
+    pub cols: usize,
+    pub first_col: usize,
+}
+
+impl<'a> Panel<'a> {
+    /// All of a weight.
+    pub fn whole(w: &'a Packed) -> Panel<'a> {
+        Panel {
+            dtype: w.dtype(),
+            groups: w.bytes(),
+            group_bytes: w.group_bytes(),
+            first_group: 0,
+            cols: w.cols(),
+            first_col: 0,
+        }
+    }
 }
 
 /// Activations to quantise: `blocks` blocks of 32 in each of `height` rows, which were checked to exist.
@@ -193,6 +258,12 @@ trait Kernels: Copy {
     fn quantized<F: format::Format>(self, job: &mut Job<'_, '_>);
     /// A job with a weight of float type `F`.
     fn floats<F: format::FloatFormat>(self, job: &mut Job<'_, '_>);
+    /// Turns rows of format F into a packed group.
+    fn gather<F: format::Format>(self, job: Gather<'_>);
+    /// Turns rows of plain floats of N bytes.
+    fn gather_floats<const N: usize>(self, job: Gather<'_>);
+    /// Adds up some columns of down rows of type D.
+    fn axpy<D: down::Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>);
     /// Quantises activations into the records of a tile, which has room for `x.height` × `x.blocks`.
     fn quantize(self, x: FloatRows, records: &mut [u8]);
     /// A host operation.
@@ -200,7 +271,7 @@ trait Kernels: Copy {
 }
 
 fn matmul<K: Kernels>(kernels: K, job: &mut Job<'_, '_>) {
-    match job.w.dtype() {
+    match job.w.dtype {
         DType::F32 => kernels.floats::<format::F32>(job),
         DType::F16 => kernels.floats::<format::F16>(job),
         DType::BF16 => kernels.floats::<format::BF16>(job),
@@ -212,5 +283,32 @@ fn matmul<K: Kernels>(kernels: K, job: &mut Job<'_, '_>) {
         DType::Q4_K => kernels.quantized::<format::Q4K>(job),
         DType::Q5_K => kernels.quantized::<format::Q5K>(job),
         DType::Q6_K => kernels.quantized::<format::Q6K>(job),
+    }
+}
+
+fn gather<K: Kernels>(kernels: K, job: Gather<'_>) {
+    match job.dtype() {
+        DType::F32 => kernels.gather_floats::<4>(job),
+        DType::F16 | DType::BF16 => kernels.gather_floats::<2>(job),
+        DType::Q4_0 => kernels.gather::<format::Q4_0>(job),
+        DType::Q4_1 => kernels.gather::<format::Q4_1>(job),
+        DType::Q5_0 => kernels.gather::<format::Q5_0>(job),
+        DType::Q5_1 => kernels.gather::<format::Q5_1>(job),
+        DType::Q8_0 => kernels.gather::<format::Q8_0>(job),
+        DType::Q4_K => kernels.gather::<format::Q4K>(job),
+        DType::Q5_K => kernels.gather::<format::Q5K>(job),
+        DType::Q6_K => kernels.gather::<format::Q6K>(job),
+    }
+}
+
+fn axpy<K: Kernels>(kernels: K, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+    match job.dtype() {
+        DType::F32 => kernels.axpy::<down::F32>(job, out),
+        DType::F16 => kernels.axpy::<down::F16>(job, out),
+        DType::BF16 => kernels.axpy::<down::BF16>(job, out),
+        DType::Q4_0 => kernels.axpy::<down::Q4_0>(job, out),
+        DType::Q4_1 => kernels.axpy::<down::Q4_1>(job, out),
+        DType::Q8_0 => kernels.axpy::<down::Q8_0>(job, out),
+        other => unreachable!("{other} is not among the types of down rows"),
     }
 }

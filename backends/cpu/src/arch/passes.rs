@@ -31,11 +31,12 @@ pub(super) trait Sums {
     ///
     /// # Safety
     /// The features of V are enabled, `w` are vectors of groups of this kind with `cols` columns, and `input` is that
-    /// of a tile of T tokens.
+    /// of a tile of T tokens of `pitch` columns, at the first of `cols` columns of it.
     unsafe fn sums<V: Lanes, const T: usize, const N: usize>(
         w: [VectorAt; N],
         input: *const u8,
         cols: usize,
+        pitch: usize,
     ) -> [[V::F; T]; N];
 }
 
@@ -47,7 +48,7 @@ pub(super) trait Sums {
 pub(super) unsafe fn run<V: Lanes, S: Sums>(job: &mut Job<'_, '_>) {
     let tokens = job.out.tokens();
     let groups = job.out.groups();
-    let pass = (CACHED_INPUT / S::token_bytes(job.w.cols()).max(1) / TILE * TILE).clamp(TILE, 1024);
+    let pass = (CACHED_INPUT / S::token_bytes(job.w.cols).max(1) / TILE * TILE).clamp(TILE, 1024);
     for first in (0..tokens).step_by(pass) {
         let last = tokens.min(first + pass);
         let (mut row, end) = (groups.start * GROUP_ROWS, groups.end * GROUP_ROWS);
@@ -97,14 +98,15 @@ unsafe fn tile<V: Lanes, S: Sums, const T: usize, const N: usize>(
     row: usize,
     t: usize,
 ) {
-    let mut w = [VectorAt { group: job.w.bytes().as_ptr(), r: 0 }; N];
+    let mut w = [VectorAt { group: job.w.groups.as_ptr(), r: 0 }; N];
     for (v, w) in w.iter_mut().enumerate() {
         let row = row + v * V::LANES;
-        w.group = job.w.bytes()[row / GROUP_ROWS * job.w.group_bytes()..].as_ptr();
+        let group = row / GROUP_ROWS - job.w.first_group;
+        w.group = job.w.groups[group * job.w.group_bytes..][..job.w.group_bytes].as_ptr();
         w.r = row % GROUP_ROWS;
     }
     // SAFETY: the vectors are inside the groups, because LANES divides 16.
-    let sums = unsafe { S::sums::<V, T, N>(w, S::input(job, t), job.w.cols()) };
+    let sums = unsafe { S::sums::<V, T, N>(w, S::input(job, t), job.w.cols, job.pitch) };
     for (v, sums) in sums.into_iter().enumerate() {
         for (i, sum) in sums.into_iter().enumerate() {
             // SAFETY: the features of V are enabled.

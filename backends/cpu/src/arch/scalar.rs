@@ -1,8 +1,10 @@
 //! The vector operations in plain Rust: for machines without a known instruction set, and to test the kernels.
 
+use super::down::Down;
 use super::format::{FloatFormat, Format};
 use super::lanes::Lanes;
-use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
+use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
+use crate::mem::ColumnRange;
 use neuropil_device::quant::ACT_BLOCK;
 
 const ROWS: usize = 16;
@@ -18,6 +20,18 @@ impl Kernels for ScalarKernels {
     fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
         // SAFETY: as above.
         unsafe { passes::run::<ScalarLanes, tile::Floats<F>>(job) }
+    }
+    fn gather<F: Format>(self, job: Gather<'_>) {
+        // SAFETY: as above.
+        unsafe { job.quantized::<ScalarLanes, F>() }
+    }
+    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
+        // SAFETY: as above.
+        unsafe { job.floats::<ScalarLanes, N>() }
+    }
+    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+        // SAFETY: as above.
+        unsafe { job.run::<ScalarLanes, D>(out) }
     }
     fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: as above; the caller checked the lengths.
@@ -45,7 +59,16 @@ impl Lanes for ScalarLanes {
     type W = [[u8; 4]; ROWS];
     type I = [i32; ROWS];
     type F = [f32; ROWS];
+    type Table = [f32; 16];
 
+    unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8) {
+        for (r, row) in rows.iter().enumerate() {
+            for j in 0..4 {
+                // SAFETY: each row is good for 16 bytes from `at` on, and `to` for 256.
+                unsafe { row.add(at + 4 * j).copy_to_nonoverlapping(to.add(64 * j + 4 * r), 4) };
+            }
+        }
+    }
     unsafe fn load_codes(p: *const u8) -> Self::W {
         // SAFETY: p is good for 64 bytes.
         unsafe { read(p) }
@@ -122,6 +145,18 @@ impl Lanes for ScalarLanes {
     }
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table {
+        std::array::from_fn(|code| {
+            let weight = d * (code as f32 - offset);
+            m.map_or(weight, |m| weight + m)
+        })
+    }
+    unsafe fn look_up(p: *const u8, table: Self::Table) -> [Self::F; 2] {
+        // SAFETY: p is good for 16 bytes.
+        let bytes: [u8; ROWS] = unsafe { read(p) };
+        [bytes.map(|b| table[usize::from(b & 15)]), bytes.map(|b| table[usize::from(b >> 4)])]
     }
 
     unsafe fn max_magnitude(x: *const f32) -> u32 {

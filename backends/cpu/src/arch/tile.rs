@@ -12,7 +12,7 @@ use super::format::{FloatFormat, Format, codes as weight_codes};
 use super::lanes::Lanes;
 use super::passes::{Sums, VectorAt};
 use super::{FloatRows, Job};
-use crate::kernels::{Input, RECORD, TILE};
+use crate::kernels::{Input, RECORD, TILE, tile_height};
 use crate::pack::{GROUP_ROWS, VECTOR};
 use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE, add_energy, is_outlier};
 use std::hint::cold_path;
@@ -31,7 +31,10 @@ impl<F: Format> Sums for Quantized<F> {
 
     fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
         match job.input {
-            Input::Quantized(acts) => acts.tile(t).as_ptr(),
+            Input::Quantized(acts) => {
+                let before = job.w.first_col / ACT_BLOCK * tile_height(t, acts.tokens()) * RECORD;
+                acts.tile(t)[before..].as_ptr()
+            }
             Input::Floats(_) => unreachable!("the entry refuses float input for quantised weights"),
         }
     }
@@ -41,9 +44,10 @@ impl<F: Format> Sums for Quantized<F> {
         w: [VectorAt; N],
         input: *const u8,
         cols: usize,
+        pitch: usize,
     ) -> [[V::F; T]; N] {
-        // The refinements' records lie as far behind the others.
-        let fine = cols / ACT_BLOCK * T * RECORD;
+        // The refinements' records lie behind those of all columns.
+        let fine = pitch / ACT_BLOCK * T * RECORD;
         // SAFETY: the loops go once through the blocks of the groups and the records of the tile.
         unsafe {
             let (mut at, mut a) = (0, input);
@@ -88,7 +92,7 @@ impl<F: FloatFormat> Sums for Floats<F> {
 
     fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
         match job.input {
-            Input::Floats(x) => x[t * job.w.cols()..].as_ptr().cast(),
+            Input::Floats(x) => x[t * job.pitch + job.w.first_col..].as_ptr().cast(),
             Input::Quantized(_) => unreachable!("the entry refuses quantised input for float weights"),
         }
     }
@@ -98,6 +102,7 @@ impl<F: FloatFormat> Sums for Floats<F> {
         w: [VectorAt; N],
         input: *const u8,
         cols: usize,
+        pitch: usize,
     ) -> [[V::F; T]; N] {
         let x = input.cast::<f32>();
         // SAFETY: the loops go once through the columns of the groups and of the T rows of x.
@@ -109,7 +114,7 @@ impl<F: FloatFormat> Sums for Floats<F> {
                     for v in 0..N {
                         let w = F::load::<V>(w[v].group.add((k * GROUP_ROWS + w[v].r) * F::BYTES));
                         for t in 0..T {
-                            acc[v][t] = V::fma(w, V::splat(*x.add(t * cols + k)), acc[v][t]);
+                            acc[v][t] = V::fma(w, V::splat(*x.add(t * pitch + k)), acc[v][t]);
                         }
                     }
                 }

@@ -8,7 +8,7 @@ mod activations;
 pub use activations::{ActivationParts, Activations};
 pub(crate) use activations::{RECORD, TILE, tile_height};
 
-use crate::arch::{Isa, Job};
+use crate::arch::{Isa, Job, Panel};
 use crate::mem::ColumnRange;
 use crate::pack::Packed;
 
@@ -38,7 +38,7 @@ pub fn matmul_groups(isa: Isa, w: &Packed, input: Input<'_>, mut out: ColumnRang
             assert_eq!((acts.tokens(), acts.cols()), (tokens, cols), "activations are tokens x cols");
         }
     }
-    isa.matmul(&mut Job { w, input, out: &mut out, accumulate });
+    isa.matmul(&mut Job { w: Panel::whole(w), input, pitch: cols, out: &mut out, accumulate });
 }
 
 #[cfg(test)]

@@ -311,7 +311,7 @@ impl QuantBlock for BlockQ5K {
 }
 
 /// A group whose scale and minimum are products of an f16 and a 6-bit integer, both exact in f32.
-fn k_group(codes: [u8; GROUP], d: Half, dmin: Half, (scale, min): (u8, u8)) -> Group {
+pub(super) fn k_group(codes: [u8; GROUP], d: Half, dmin: Half, (scale, min): (u8, u8)) -> Group {
     Group {
         codes,
         offset: 0,

@@ -24,6 +24,7 @@
 
 mod activations;
 mod blocks;
+mod bundle;
 mod quantize;
 pub mod reference;
 
@@ -32,6 +33,7 @@ pub use blocks::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group, Half,
     QuantBlock, scale_min,
 };
+pub use bundle::{BundleRow, Parts, bundle_row, bundle_row_bytes, dequantize_bundle_row};
 pub use quantize::quantize_row;
 pub use reference::SLICE;
 

@@ -3,9 +3,11 @@
 //! The dot-product instruction is written as assembly, because its intrinsic is not stable. Without the extension,
 //! products are summed in pairs of 16 bits, which always fit.
 
+use crate::arch::down::Down;
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
+use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
+use crate::mem::ColumnRange;
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
@@ -41,6 +43,18 @@ impl Kernels for Neon {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
     }
+    fn gather<F: Format>(self, job: Gather<'_>) {
+        // SAFETY: self proves the features; the dispatch chose F by the rows.
+        unsafe { gather::<F>(job) }
+    }
+    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
+        // SAFETY: as above.
+        unsafe { gather_floats::<N>(job) }
+    }
+    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+        // SAFETY: as above.
+        unsafe { axpy::<D>(job, out) }
+    }
     fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
         unsafe { quantize(x, records) }
@@ -59,6 +73,18 @@ impl Kernels for NeonDot {
     fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
+    }
+    fn gather<F: Format>(self, job: Gather<'_>) {
+        // SAFETY: self proves the features; the dispatch chose F by the rows.
+        unsafe { gather::<F>(job) }
+    }
+    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
+        // SAFETY: as above.
+        unsafe { gather_floats::<N>(job) }
+    }
+    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+        // SAFETY: as above.
+        unsafe { axpy::<D>(job, out) }
     }
     fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
@@ -92,6 +118,30 @@ unsafe fn quantized_dot<F: Format>(job: &mut Job<'_, '_>) {
 unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     // SAFETY: the features are enabled here.
     unsafe { passes::run::<NeonLanes<false>, tile::Floats<F>>(job) }
+}
+
+/// # Safety
+/// The rows have format F.
+#[target_feature(enable = "neon")]
+unsafe fn gather<F: Format>(job: Gather<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.quantized::<NeonLanes<false>, F>() }
+}
+
+/// # Safety
+/// The rows are plain floats of N bytes.
+#[target_feature(enable = "neon")]
+unsafe fn gather_floats<const N: usize>(job: Gather<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.floats::<NeonLanes<false>, N>() }
+}
+
+/// # Safety
+/// The down rows have type D.
+#[target_feature(enable = "neon")]
+unsafe fn axpy<D: Down>(job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.run::<NeonLanes<false>, D>(out) }
 }
 
 #[target_feature(enable = "neon")]
@@ -144,7 +194,31 @@ impl<const DOT: bool> Lanes for NeonLanes<DOT> {
     type W = uint8x16_t;
     type I = int32x4_t;
     type F = float32x4_t;
+    /// Offset and scale, and minimum, for each lane.
+    type Table = ([float32x4_t; 2], Option<float32x4_t>);
 
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8) {
+        for quarter in 0..4 {
+            // SAFETY: each row is good for 16 bytes from `at` on, and `to` for 256.
+            unsafe {
+                let row = |r: usize| vreinterpretq_u32_u8(vld1q_u8(rows[4 * quarter + r].add(at)));
+                let (a, b, c, d) = (row(0), row(1), row(2), row(3));
+                let pairs = [vtrn1q_u32(a, b), vtrn2q_u32(a, b), vtrn1q_u32(c, d), vtrn2q_u32(c, d)];
+                let pairs = pairs.map(|v| vreinterpretq_u64_u32(v));
+                let words = [
+                    vtrn1q_u64(pairs[0], pairs[2]),
+                    vtrn1q_u64(pairs[1], pairs[3]),
+                    vtrn2q_u64(pairs[0], pairs[2]),
+                    vtrn2q_u64(pairs[1], pairs[3]),
+                ];
+                for (j, words) in words.into_iter().enumerate() {
+                    vst1q_u8(to.add(64 * j + 16 * quarter), vreinterpretq_u8_u64(words));
+                }
+            }
+        }
+    }
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn load_codes(p: *const u8) -> uint8x16_t {
@@ -274,6 +348,23 @@ impl<const DOT: bool> Lanes for NeonLanes<DOT> {
     #[target_feature(enable = "neon")]
     unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
         vfmaq_f32(c, a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table {
+        ([vdupq_n_f32(offset), vdupq_n_f32(d)], m.map(|m| vdupq_n_f32(m)))
+    }
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn look_up(p: *const u8, ([offset, d], m): Self::Table) -> [float32x4_t; 2] {
+        // SAFETY: p is good for 4 bytes.
+        let bytes = vreinterpret_u8_u32(vdup_n_u32(unsafe { p.cast::<u32>().read_unaligned() }));
+        let bytes = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+        [vandq_u32(bytes, vdupq_n_u32(15)), vshrq_n_u32::<4>(bytes)].map(|codes| {
+            let weights = vmulq_f32(d, vsubq_f32(vcvtq_f32_u32(codes), offset));
+            m.map_or(weights, |m| vaddq_f32(weights, m))
+        })
     }
 
     #[inline]

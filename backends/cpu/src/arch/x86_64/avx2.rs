@@ -1,8 +1,10 @@
 //! AVX2: a vector is half a group of 16 rows, and products of codes are summed in 16 bits as far as they fit.
 
+use crate::arch::down::Down;
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
+use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
+use crate::mem::ColumnRange;
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX2, FMA and F16C.
@@ -27,6 +29,18 @@ impl Kernels for Avx2 {
     fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
+    }
+    fn gather<F: Format>(self, job: Gather<'_>) {
+        // SAFETY: self proves the features; the dispatch chose F by the rows.
+        unsafe { gather::<F>(job) }
+    }
+    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
+        // SAFETY: as above.
+        unsafe { gather_floats::<N>(job) }
+    }
+    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+        // SAFETY: as above.
+        unsafe { axpy::<D>(job, out) }
     }
     fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
@@ -54,6 +68,30 @@ unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     unsafe { passes::run::<Avx2Lanes, tile::Floats<F>>(job) }
 }
 
+/// # Safety
+/// The rows have format F.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gather<F: Format>(job: Gather<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.quantized::<Avx2Lanes, F>() }
+}
+
+/// # Safety
+/// The rows are plain floats of N bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gather_floats<const N: usize>(job: Gather<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.floats::<Avx2Lanes, N>() }
+}
+
+/// # Safety
+/// The down rows have type D.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn axpy<D: Down>(job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.run::<Avx2Lanes, D>(out) }
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
 fn host(op: HostOp<'_>) {
     // SAFETY: the features are enabled here.
@@ -78,7 +116,35 @@ impl Lanes for Avx2Lanes {
     type W = __m256i;
     type I = __m256i;
     type F = __m256;
+    /// Offset and scale, and minimum, for each lane.
+    type Table = ([__m256; 2], Option<__m256>);
 
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8) {
+        for half in 0..2 {
+            // SAFETY: each row is good for 16 bytes from `at` on, and `to` for 256.
+            unsafe {
+                let row = |r: usize| _mm_loadu_si128(rows[8 * half + r].add(at).cast());
+                // A lane of the n-th vector holds one row of each four.
+                let fourth =
+                    |n: usize| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(n)), row(n + 4));
+                let v = [fourth(0), fourth(1), fourth(2), fourth(3)];
+                let (low, high) = (_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
+                let (low2, high2) = (_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
+                let to = to.add(32 * half);
+                _mm256_storeu_si256(to.cast(), _mm256_unpacklo_epi64(low, low2));
+                _mm256_storeu_si256(to.add(64).cast(), _mm256_unpackhi_epi64(low, low2));
+                _mm256_storeu_si256(to.add(128).cast(), _mm256_unpacklo_epi64(high, high2));
+                _mm256_storeu_si256(to.add(192).cast(), _mm256_unpackhi_epi64(high, high2));
+            }
+        }
+    }
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn load_codes(p: *const u8) -> __m256i {
@@ -207,6 +273,22 @@ impl Lanes for Avx2Lanes {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
         _mm256_fmadd_ps(a, b, c)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table {
+        ([_mm256_set1_ps(offset), _mm256_set1_ps(d)], m.map(|m| _mm256_set1_ps(m)))
+    }
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn look_up(p: *const u8, ([offset, d], m): Self::Table) -> [__m256; 2] {
+        // SAFETY: p is good for 8 bytes.
+        let bytes = _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(p.cast()) });
+        [_mm256_and_si256(bytes, _mm256_set1_epi32(15)), _mm256_srli_epi32::<4>(bytes)].map(|codes| {
+            let weights = _mm256_mul_ps(d, _mm256_sub_ps(_mm256_cvtepi32_ps(codes), offset));
+            m.map_or(weights, |m| _mm256_add_ps(weights, m))
+        })
     }
 
     #[inline]

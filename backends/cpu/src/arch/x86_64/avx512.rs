@@ -1,8 +1,10 @@
 //! AVX-512: a vector is a whole group of 16 rows, and VNNI multiplies 64 codes in one instruction.
 
+use crate::arch::down::Down;
 use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
+use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
+use crate::mem::ColumnRange;
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX-512 F, BW, VL and VNNI.
@@ -28,6 +30,18 @@ impl Kernels for Avx512Vnni {
     fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
         // SAFETY: as above.
         unsafe { floats::<F>(job) }
+    }
+    fn gather<F: Format>(self, job: Gather<'_>) {
+        // SAFETY: self proves the features; the dispatch chose F by the rows.
+        unsafe { gather::<F>(job) }
+    }
+    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
+        // SAFETY: as above.
+        unsafe { gather_floats::<N>(job) }
+    }
+    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+        // SAFETY: as above.
+        unsafe { axpy::<D>(job, out) }
     }
     fn quantize(self, x: FloatRows, records: &mut [u8]) {
         // SAFETY: self proves the features; the caller checked the lengths.
@@ -55,6 +69,30 @@ unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
     unsafe { passes::run::<Avx512, tile::Floats<F>>(job) }
 }
 
+/// # Safety
+/// The rows have format F.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn gather<F: Format>(job: Gather<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.quantized::<Avx512, F>() }
+}
+
+/// # Safety
+/// The rows are plain floats of N bytes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn gather_floats<const N: usize>(job: Gather<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.floats::<Avx512, N>() }
+}
+
+/// # Safety
+/// The down rows have type D.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn axpy<D: Down>(job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { job.run::<Avx512, D>(out) }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn host(op: HostOp<'_>) {
     // SAFETY: the features are enabled here.
@@ -80,11 +118,34 @@ impl Lanes for Avx512 {
     type W = __m512i;
     type I = __m512i;
     type F = __m512;
+    type Table = __m512;
 
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8) {
+        // SAFETY: each row is good for 16 bytes from `at` on, and `to` for 256.
+        unsafe {
+            let row = |r: usize| _mm_loadu_si128(rows[r].add(at).cast());
+            // A lane of the n-th vector holds one row of each four.
+            let fourth = |n: usize| {
+                let v = _mm512_castsi128_si512(row(n));
+                let v = _mm512_inserti32x4::<1>(v, row(n + 4));
+                let v = _mm512_inserti32x4::<2>(v, row(n + 8));
+                _mm512_inserti32x4::<3>(v, row(n + 12))
+            };
+            let v = [fourth(0), fourth(1), fourth(2), fourth(3)];
+            let (low, high) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+            let (low2, high2) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+            _mm512_storeu_si512(to.cast(), _mm512_unpacklo_epi64(low, low2));
+            _mm512_storeu_si512(to.add(64).cast(), _mm512_unpackhi_epi64(low, low2));
+            _mm512_storeu_si512(to.add(128).cast(), _mm512_unpacklo_epi64(high, high2));
+            _mm512_storeu_si512(to.add(192).cast(), _mm512_unpackhi_epi64(high, high2));
+        }
     }
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -197,6 +258,22 @@ impl Lanes for Avx512 {
     #[target_feature(enable = "avx512f")]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         _mm512_fmadd_ps(a, b, c)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> __m512 {
+        let codes = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
+        let weights = _mm512_mul_ps(_mm512_set1_ps(d), _mm512_sub_ps(codes, _mm512_set1_ps(offset)));
+        m.map_or(weights, |m| _mm512_add_ps(weights, _mm512_set1_ps(m)))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn look_up(p: *const u8, table: __m512) -> [__m512; 2] {
+        // SAFETY: p is good for 16 bytes.
+        let bytes = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(p.cast()) });
+        // The permutation heeds four bits of an index.
+        [_mm512_permutexvar_ps(bytes, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), table)]
     }
 
     #[inline]

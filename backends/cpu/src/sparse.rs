@@ -1,0 +1,227 @@
+//! The feed-forward of single neurons, from bundles in an arena (PowerInfer-2 section 4.1).
+//!
+//! Gate and up rows are turned, 16 neurons at a time, into the groups that the dense kernels take, so a neuron's value
+//! has the bits that it has in a dense layer. What the gate switches off for every token is not computed further. The
+//! down rows of the others are added up column by column.
+
+use neuropil_device::quant::SLICE;
+use neuropil_device::{
+    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, PinnedSlots, Stage, WriteLease,
+};
+
+use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job, Panel};
+use crate::device::{CpuDevice, Scratch, check_len, room};
+use crate::kernels::{Activations, Input};
+use crate::mem::{ColumnRange, Columns, OutOfMemory};
+use crate::pack::{GROUP_ROWS, group_bytes};
+
+/// Bytes of a slice of 16 rows of any quantised type, and of any type.
+const QUANTIZED_PANEL: usize = 16 * 544;
+const FLOAT_PANEL: usize = SLICE * GROUP_ROWS * 4;
+
+/// A slice of 16 rows, packed.
+#[repr(align(64))]
+struct Turned<const N: usize>([u8; N]);
+
+/// Rows of some neurons, all from the same byte of their slots.
+struct Rows<'a> {
+    slots: &'a PinnedSlots,
+    /// Which slots; all when absent.
+    neurons: Option<&'a [u32]>,
+    dtype: DType,
+    width: usize,
+    at: usize,
+}
+
+impl Rows<'_> {
+    fn count(&self) -> usize {
+        self.neurons.map_or(self.slots.len(), <[u32]>::len)
+    }
+
+    fn row(&self, index: usize, bytes: usize) -> &[u8] {
+        let slot = self.neurons.map_or(index, |neurons| neurons[index] as usize);
+        &self.slots.bytes(slot)[self.at..][..bytes]
+    }
+}
+
+impl CpuDevice {
+    /// Computes a job whose weights are bundles.
+    pub(crate) fn bundles(&self, job: &mut ClusterJob) -> Result<(), DeviceError> {
+        let ClusterWeights::Bundles { layout, slots, positions } = &job.weights else {
+            return Err(self.unsupported("a block of neurons as bundles"));
+        };
+        layout.check(slots.slot_bytes())?;
+        if job.stage != Stage::Gate && !DOWN_TYPES.contains(&layout.down_dtype) {
+            return Err(self.unsupported(&down_types(layout.down_dtype)));
+        }
+        let (tokens, neurons, width) = (job.tokens, slots.len(), layout.width);
+        let x = job.x.slice::<f32>();
+        let x = &x[..check_len("values of x", tokens, width, x.len())?];
+        let positions = positions.slice::<u32>();
+        let positions = &positions[..check_len("positions", 1, neurons, positions.len())?];
+        if !positions.is_sorted_by(|a, b| a < b) {
+            return Err(self.unsupported("neurons that are not in ascending order of position"));
+        }
+        // A stage that lacks a buffer has one of no length.
+        let len = |lease: &Option<WriteLease>| lease.as_ref().map_or(0, |lease| lease.slice::<f32>().len());
+        let (hidden_len, y_len) = (len(&job.hidden), len(&job.y));
+        let most =
+            if job.stage == Stage::Fused { isize::MAX as usize / size_of::<f32>() } else { hidden_len };
+        let values = check_len("values of hidden", tokens, neurons, most)?;
+        if job.stage != Stage::Gate {
+            check_len("values of y", tokens, width, y_len)?;
+        }
+        let given = job.hidden.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
+        let y = job.y.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
+        let gate_rows = Rows { slots, neurons: None, dtype: layout.dtype, width, at: layout.gate };
+        self.with_scratch(|scratch| {
+            if layout.dtype.is_quantized() {
+                self.quantize(&mut scratch.input, x, tokens, width)?;
+            }
+            let Scratch { input, gate, up, hidden_active: hidden, active, .. } = scratch;
+            let input = input_of(layout.dtype, x, input);
+            let gate: &[f32] = match job.stage {
+                Stage::Gate => {
+                    self.rows(&gate_rows, input, tokens, &mut given[..values]);
+                    return Ok(());
+                }
+                Stage::UpDown => &given[..values],
+                Stage::Fused => {
+                    let gate = room(gate, values).map_err(|error| self.out_of_memory(error))?;
+                    self.rows(&gate_rows, input, tokens, gate);
+                    gate
+                }
+            };
+            let off = |n: usize| (0..tokens).all(|t| job.activation.is_off(gate[t * neurons + n]));
+            list(active, neurons, |n| !off(n)).map_err(|error| self.out_of_memory(error))?;
+
+            let values = tokens * active.len();
+            let up = room(up, values).map_err(|error| self.out_of_memory(error))?;
+            let hidden = room(hidden, values).map_err(|error| self.out_of_memory(error))?;
+            let up_rows = Rows { neurons: Some(active), at: layout.up, ..gate_rows };
+            self.rows(&up_rows, input, tokens, up);
+            for (t, hidden) in hidden.chunks_exact_mut(active.len().max(1)).enumerate() {
+                let gate = &gate[t * neurons..][..neurons];
+                hidden.iter_mut().zip(active.iter()).for_each(|(h, n)| *h = gate[*n as usize]);
+            }
+            self.crew.isa.host(HostOp::Activate { activation: job.activation, gate: hidden, up });
+            let hidden = drop_zeros(hidden, active, tokens);
+            self.down(layout, slots, positions, active, hidden, tokens, (y, job.accumulate));
+            Ok(())
+        })
+    }
+
+    /// `y[tokens, rows] = input · rowsᵀ`.
+    fn rows(&self, rows: &Rows<'_>, input: Input<'_>, tokens: usize, y: &mut [f32]) {
+        let count = rows.count();
+        let groups = count.div_ceil(GROUP_ROWS);
+        let columns = Columns::new(y, tokens, count, count);
+        let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens);
+        self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
+            if rows.dtype.is_quantized() {
+                self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; QUANTIZED_PANEL]));
+            } else {
+                self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; FLOAT_PANEL]));
+            }
+        });
+    }
+
+    /// The next `groups` groups of rows.
+    fn chunk<const N: usize>(
+        &self,
+        rows: &Rows<'_>,
+        input: Input<'_>,
+        columns: &Columns<'_>,
+        groups: usize,
+        panel: &mut Turned<N>,
+    ) {
+        for mut out in (0..groups).map_while(|_| columns.claim(1)) {
+            self.group(rows, input, &mut out, &mut panel.0);
+        }
+    }
+
+    /// One group of rows, slice by slice: the sums of the slices are added in order, as in a dense product.
+    fn group(&self, rows: &Rows<'_>, input: Input<'_>, out: &mut ColumnRange<'_>, panel: &mut [u8]) {
+        let (dtype, width) = (rows.dtype, rows.width);
+        let Some(bytes) = neuropil_device::quant::bundle_row_bytes(dtype, width) else { return };
+        let (first, last) = (out.rows().start, out.rows().end - 1);
+        // A group that is not full repeats its last row.
+        let neurons = std::array::from_fn(|r| rows.row(last.min(first + r), bytes));
+        for start in (0..width).step_by(SLICE) {
+            let end = width.min(start + SLICE);
+            let Some(size) = group_bytes(dtype, end - start) else { return };
+            let panel = &mut panel[..size];
+            self.crew.isa.gather(Gather::new(dtype, width, neurons, start..end, panel));
+            let w = Panel {
+                dtype,
+                groups: panel,
+                group_bytes: size,
+                first_group: out.groups().start,
+                cols: end - start,
+                first_col: start,
+            };
+            self.crew.isa.matmul(&mut Job { w, input, pitch: width, out, accumulate: start > 0 });
+        }
+    }
+
+    /// `y[tokens, width] (+)= hidden · down rows` of the active neurons.
+    #[expect(clippy::too_many_arguments, reason = "a product is its operands")]
+    fn down(
+        &self,
+        layout: &BundleLayout,
+        slots: &PinnedSlots,
+        positions: &[u32],
+        active: &[u32],
+        hidden: &[f32],
+        tokens: usize,
+        (y, accumulate): (&mut [f32], bool),
+    ) {
+        let width = layout.width;
+        let rows = (layout.down_dtype, width, layout.down);
+        let job = Axpy::new(rows, slots, positions, active, hidden, tokens, accumulate);
+        let columns = Columns::new(y, tokens, width, width);
+        let per_chunk = Axpy::groups_per_chunk(width, tokens, self.crew.pool.threads());
+        self.crew.pool.run(width.div_ceil(GROUP_ROWS).div_ceil(per_chunk), &|_| {
+            if let Some(mut out) = columns.claim(per_chunk) {
+                self.crew.isa.axpy(&job, &mut out);
+            }
+        });
+    }
+}
+
+/// The refusal of a type of down rows.
+pub(crate) fn down_types(dtype: DType) -> String {
+    let known = DOWN_TYPES.map(DType::name).join(" ");
+    format!("down rows of type {dtype} in a bundle: it adds up rows of {known}")
+}
+
+/// What rows of that type multiply.
+fn input_of<'a>(dtype: DType, x: &'a [f32], quantized: &'a Activations) -> Input<'a> {
+    if dtype.is_quantized() { Input::Quantized(quantized) } else { Input::Floats(x) }
+}
+
+/// Fills a list with those below `count` that are wanted.
+fn list(list: &mut Vec<u32>, count: usize, wanted: impl Fn(usize) -> bool) -> Result<(), OutOfMemory> {
+    list.clear();
+    list.try_reserve(count).map_err(|_| OutOfMemory(count.saturating_mul(4)))?;
+    list.extend((0..count as u32).filter(|n| wanted(*n as usize)));
+    Ok(())
+}
+
+/// Takes the neurons whose hidden value is 0 for every token out of the list and out of `hidden`, `[tokens, active]`.
+fn drop_zeros<'a>(hidden: &'a mut [f32], active: &mut Vec<u32>, tokens: usize) -> &'a [f32] {
+    let before = active.len();
+    let mut kept = 0;
+    for n in 0..before {
+        if (0..tokens).any(|t| hidden[t * before + n] != 0.0) {
+            active[kept] = active[n];
+            (0..tokens).for_each(|t| hidden[t * before + kept] = hidden[t * before + n]);
+            kept += 1;
+        }
+    }
+    active.truncate(kept);
+    for t in 1..tokens {
+        hidden.copy_within(t * before..t * before + kept, t * kept);
+    }
+    &hidden[..tokens * kept]
+}

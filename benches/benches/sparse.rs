@@ -1,0 +1,142 @@
+//! The feed-forward of a few neurons beside that of all: bytes of weights per second.
+//!
+//! `cargo bench -p neuropil-benches --bench sparse [-- THREADS]` computes layers of 14336 neurons of width 4096 as dense
+//! blocks, and then 10 % of their neurons, chosen at random, from bundles in an arena, for 1 to 8 tokens. Dense and
+//! sparse runs alternate, over several layers so that no cache holds one from run to run; figures are medians. With as
+//! many bytes per second, a tenth of the neurons takes a tenth of the time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use neuropil_cpu::{CpuBackend, CpuOptions};
+use neuropil_device::quant::{bundle_row, bundle_row_bytes, quantize_row};
+use neuropil_device::{
+    Activation, ActivationKind, Arena, Backend, Buffer, BundleLayout, ClusterJob, ClusterWeights,
+    CompletionQueue, DType, Device, Matrix, Stage, Submission, WeightSource,
+};
+
+const WIDTH: usize = 4096;
+const NEURONS: usize = 14336;
+/// One neuron in so many is active.
+const SHARE: usize = 10;
+/// Layers that take turns.
+const LAYERS: usize = 4;
+
+/// A wave, quantised. All rows are the same, which no kernel can tell.
+fn row(dtype: DType, cols: usize) -> Vec<u8> {
+    let wave: Vec<f32> = (0..cols).map(|k| (k as f32 * 0.7).sin() * 0.1).collect();
+    let mut row = vec![0; dtype.row_bytes(cols).expect("a valid width")];
+    quantize_row(dtype, &wave, &mut row);
+    row
+}
+
+struct Bench {
+    device: Arc<dyn Device>,
+    queue: Arc<CompletionQueue>,
+    x: Buffer,
+    y: Buffer,
+    positions: Buffer,
+    listed: Vec<u32>,
+}
+
+impl Bench {
+    fn seconds(&self, tokens: usize, weights: ClusterWeights) -> f64 {
+        let job = ClusterJob {
+            stage: Stage::Fused,
+            tokens,
+            // No neuron is switched off: the list alone says what is computed.
+            activation: Activation::new(ActivationKind::Silu),
+            weights,
+            x: self.x.read().expect("a free buffer"),
+            hidden: None,
+            y: Some(self.y.write().expect("a free buffer")),
+            accumulate: false,
+        };
+        let mut batch = vec![Submission::new(job, self.queue.completion(0))];
+        let start = Instant::now();
+        self.device.submit_clusters(&mut batch);
+        let seconds = start.elapsed().as_secs_f64();
+        self.queue.try_next().expect("the CPU completes before it returns").1.expect("the job fits");
+        seconds
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() {
+    let threads =
+        std::env::args().skip(1).find_map(|a| a.parse().ok()).map_or(vec![1, 2], |t: usize| vec![t]);
+    println!("type  threads tokens | dense GB/s  ms | sparse GB/s  ms | sparse / dense");
+    for dtype in [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::F16] {
+        let down_dtype = if dtype == DType::Q4_K { DType::Q4_0 } else { dtype };
+        let size = |dtype| bundle_row_bytes(dtype, WIDTH).expect("a valid width");
+        let layout =
+            BundleLayout { width: WIDTH, dtype, down_dtype, gate: 0, up: size(dtype), down: 2 * size(dtype) };
+        let bundle_bytes = layout.down + size(down_dtype);
+        let mut bundle = vec![0; bundle_bytes];
+        let (gate_up, down) = bundle.split_at_mut(layout.down);
+        for out in gate_up.chunks_exact_mut(layout.up) {
+            bundle_row(dtype, WIDTH, &row(dtype, WIDTH), out);
+        }
+        bundle_row(down_dtype, WIDTH, &row(down_dtype, WIDTH), down);
+        let arenas = [(); LAYERS].map(|()| {
+            let arena = Arena::new(NEURONS, bundle_bytes, 64).expect("memory for a bench");
+            for n in 0..NEURONS {
+                arena.write(n).expect("a free slot").bytes_mut()[..bundle_bytes].copy_from_slice(&bundle);
+            }
+            arena
+        });
+        let listed: Vec<u32> = {
+            let mut state = 1u32;
+            let mut chosen = |n: &u32| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                *n < NEURONS as u32 && (state >> 8) as usize % SHARE == 0
+            };
+            (0..NEURONS as u32).filter(&mut chosen).collect()
+        };
+        for &threads in &threads {
+            let cpu = CpuBackend::new(CpuOptions { threads: Some(threads), isa: None }).expect("threads");
+            let device = cpu.open(0).expect("a CPU");
+            let rows = row(dtype, WIDTH).repeat(NEURONS);
+            let down = row(down_dtype, NEURONS).repeat(WIDTH);
+            let matrix = |dtype, rows, cols, data| Matrix { dtype, rows, cols, data };
+            let source = WeightSource::Neurons {
+                gate: matrix(dtype, NEURONS, WIDTH, &rows),
+                up: matrix(dtype, NEURONS, WIDTH, &rows),
+                down: matrix(down_dtype, WIDTH, NEURONS, &down),
+            };
+            let blocks = [(); LAYERS].map(|()| device.prepare(source, None).expect("memory for a bench"));
+            for tokens in [1, 2, 4, 8] {
+                let values: Vec<f32> = (0..tokens * WIDTH).map(|i| (i as f32 * 0.1).sin()).collect();
+                let buffer = |values: usize| device.alloc(values * 4).expect("memory for a bench");
+                let (x, y, positions) = (buffer(values.len()), buffer(values.len()), buffer(listed.len()));
+                x.write().expect("a free buffer").slice_mut::<f32>().copy_from_slice(&values);
+                positions.write().expect("a free buffer").slice_mut::<u32>().copy_from_slice(&listed);
+                let queue = CompletionQueue::new();
+                let bench = Bench { device: device.clone(), queue, x, y, positions, listed: listed.clone() };
+                let (mut dense, mut sparse) = (Vec::new(), Vec::new());
+                let start = Instant::now();
+                while dense.len() < 5 || start.elapsed() < Duration::from_secs(1) {
+                    let (block, arena) = (&blocks[dense.len() % LAYERS], &arenas[dense.len() % LAYERS]);
+                    dense.push(bench.seconds(tokens, ClusterWeights::Block(block.clone())));
+                    let slots = arena.pin(bench.listed.clone()).expect("free slots");
+                    let positions = bench.positions.read().expect("a free buffer");
+                    sparse.push(bench.seconds(tokens, ClusterWeights::Bundles { layout, slots, positions }));
+                }
+                let (dense, sparse) = (median(dense), median(sparse));
+                let dense_speed = blocks[0].bytes() as f64 / dense * 1e-9;
+                let sparse_speed = (listed.len() * bundle_bytes) as f64 / sparse * 1e-9;
+                println!(
+                    "{:<5} {threads:>7} {tokens:>6} | {dense_speed:>10.1} {:>4.1} | {sparse_speed:>10.1} {:>4.2} | {:.2}",
+                    dtype.name(),
+                    dense * 1e3,
+                    sparse * 1e3,
+                    sparse_speed / dense_speed,
+                );
+            }
+        }
+    }
+}

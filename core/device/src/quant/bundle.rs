@@ -1,0 +1,374 @@
+//! The row of one neuron, as it lies in a bundle: the bits of the file's blocks, sorted by kind.
+//!
+//! A block of a file mixes codes and scales in odd sizes (18 bytes, 210 bytes), which suits neither aligned reads nor
+//! vectors, and a neuron is read alone, so its row cannot lie interleaved with others. Here all codes of a row come
+//! first, in pieces of 16 bytes, then what they lack, then the scales: 16 such rows are turned into a group of a
+//! matmul kernel at the speed of memory. No bit of the weights is changed.
+//!
+//! A row of `cols` elements has `groups = cols / 32`, and `blocks` blocks of its type. One after the other:
+//!
+//! | part | for each | bytes | types |
+//! |---|---|---|---|
+//! | codes of 4 to 6 bits: the low four bits | group | 16: code i in the low nibble of byte i, code i + 16 in the high one | all but Q8_0 |
+//! | codes of 8 bits | group | 32, signed | Q8_0 |
+//! | fifth bits | group | 4: that of code 4j + i is bit j of byte i | Q5_0 Q5_1 Q5_K Q6_K |
+//! | sixth bits | group | 4, alike | Q6_K |
+//! | f16 scales | group | 2 | Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 |
+//! | f16 minimums | group | 2 | Q4_1 Q5_1 |
+//! | f16 scales of scales | block | 2 | Q4_K Q5_K Q6_K |
+//! | f16 scales of minimums | block | 2 | Q4_K Q5_K |
+//! | integer scales (Q6_K: i8, of the first 16 columns) | group | 1 | Q4_K Q5_K Q6_K |
+//! | integer minimums (Q6_K: i8 scales of the others) | group | 1 | Q4_K Q5_K Q6_K |
+//!
+//! Rows of F32, F16 and BF16 are as in a file.
+
+use super::blocks::k_group;
+use super::{
+    BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group, Half,
+    QuantBlock, dequantize_row, scale_min,
+};
+use crate::DType;
+
+/// What a quantised type consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Bits of a code: 4, 5, 6 or 8.
+    pub bits: usize,
+    /// f16 values of each group.
+    pub group_halves: usize,
+    /// f16 values of each block.
+    pub block_halves: usize,
+    /// Bytes of integer scales of each group.
+    pub group_bytes: usize,
+}
+
+impl Parts {
+    /// The parts of a type; `None` for the plain float types.
+    pub const fn of(dtype: DType) -> Option<Parts> {
+        let (bits, group_halves, block_halves, group_bytes) = match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => return None,
+            DType::Q4_0 => (4, 1, 0, 0),
+            DType::Q4_1 => (4, 2, 0, 0),
+            DType::Q5_0 => (5, 1, 0, 0),
+            DType::Q5_1 => (5, 2, 0, 0),
+            DType::Q8_0 => (8, 1, 0, 0),
+            DType::Q4_K => (4, 0, 2, 2),
+            DType::Q5_K => (5, 0, 2, 2),
+            DType::Q6_K => (6, 0, 1, 2),
+        };
+        Some(Parts { bits, group_halves, block_halves, group_bytes })
+    }
+
+    /// Bytes of the codes of a group, without fifth and sixth bits.
+    pub const fn code_bytes(self) -> usize {
+        if self.bits == 8 { GROUP } else { GROUP / 2 }
+    }
+
+    /// Bits of a code that lie apart.
+    pub const fn planes(self) -> usize {
+        if self.bits == 8 { 0 } else { self.bits - 4 }
+    }
+}
+
+/// Where the parts of a quantised row lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BundleRow {
+    /// What it consists of.
+    pub parts: Parts,
+    /// Groups of 32 columns.
+    pub groups: usize,
+    /// Blocks of its type.
+    pub blocks: usize,
+}
+
+impl BundleRow {
+    /// The parts of a row of `cols` elements; `None` when it is not whole blocks or a plain float type.
+    pub fn new(dtype: DType, cols: usize) -> Option<BundleRow> {
+        dtype.row_bytes(cols)?;
+        let parts = Parts::of(dtype)?;
+        Some(BundleRow { parts, groups: cols / GROUP, blocks: cols / dtype.block_elements() })
+    }
+
+    /// Where the `plane`-th of the bits that lie apart begins (0: fifth bits).
+    pub fn plane(&self, plane: usize) -> usize {
+        self.groups * (self.parts.code_bytes() + 4 * plane)
+    }
+
+    /// Where the `array`-th array of f16 begins, of those for each group.
+    pub fn group_halves(&self, array: usize) -> usize {
+        self.plane(self.parts.planes()) + 2 * self.groups * array
+    }
+
+    /// Where the `array`-th array of f16 begins, of those for each block.
+    pub fn block_halves(&self, array: usize) -> usize {
+        self.group_halves(self.parts.group_halves) + 2 * self.blocks * array
+    }
+
+    /// Where the `array`-th array of bytes begins.
+    pub fn group_bytes(&self, array: usize) -> usize {
+        self.block_halves(self.parts.block_halves) + self.groups * array
+    }
+
+    /// Bytes of the row.
+    pub fn bytes(&self) -> usize {
+        self.group_bytes(self.parts.group_bytes)
+    }
+}
+
+/// Bytes of a row of `cols` elements in a bundle; `None` when it is not whole blocks.
+pub fn bundle_row_bytes(dtype: DType, cols: usize) -> Option<usize> {
+    match BundleRow::new(dtype, cols) {
+        Some(row) => Some(row.bytes()),
+        None if dtype.is_quantized() => None,
+        None => dtype.row_bytes(cols),
+    }
+}
+
+/// Sorts a row of a file into the row of a bundle.
+///
+/// # Panics
+/// When `row` is not `cols` elements, or `out` not [`bundle_row_bytes`].
+pub fn bundle_row(dtype: DType, cols: usize, row: &[u8], out: &mut [u8]) {
+    assert_eq!(dtype.row_bytes(cols), Some(row.len()), "a row of {cols} {dtype}");
+    assert_eq!(bundle_row_bytes(dtype, cols), Some(out.len()), "a bundle's row of {cols} {dtype}");
+    let Some(to) = BundleRow::new(dtype, cols) else {
+        out.copy_from_slice(row);
+        return;
+    };
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => {}
+        DType::Q4_0 => sort::<BlockQ4_0>(&to, row, out),
+        DType::Q4_1 => sort::<BlockQ4_1>(&to, row, out),
+        DType::Q5_0 => sort::<BlockQ5_0>(&to, row, out),
+        DType::Q5_1 => sort::<BlockQ5_1>(&to, row, out),
+        DType::Q8_0 => sort::<BlockQ8_0>(&to, row, out),
+        DType::Q4_K => sort::<BlockQ4K>(&to, row, out),
+        DType::Q5_K => sort::<BlockQ5K>(&to, row, out),
+        DType::Q6_K => sort::<BlockQ6K>(&to, row, out),
+    }
+}
+
+/// Widens a row of a bundle to f32, with the bits of [`dequantize_row`].
+///
+/// # Panics
+/// When `row` is not a bundle's row of `out.len()` elements.
+pub fn dequantize_bundle_row(dtype: DType, row: &[u8], out: &mut [f32]) {
+    assert_eq!(
+        bundle_row_bytes(dtype, out.len()),
+        Some(row.len()),
+        "a bundle's row of {} {dtype}",
+        out.len()
+    );
+    match BundleRow::new(dtype, out.len()) {
+        None => dequantize_row(dtype, row, out),
+        Some(from) => {
+            for (g, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                group(dtype, &from, row, g).dequantize(out);
+            }
+        }
+    }
+}
+
+/// The scales of a block by kind.
+trait Scales: QuantBlock {
+    /// The f16 values, of which a type has one or two.
+    fn halves(&self) -> [Half; 2];
+    /// The integer scales of group `g`.
+    fn bytes(&self, _g: usize) -> [u8; 2] {
+        [0; 2]
+    }
+    /// The low four bits of the codes of group `g`.
+    #[inline]
+    fn nibbles(&self, g: usize) -> [u8; 16] {
+        let codes = self.codes(g);
+        std::array::from_fn(|i| (codes[i] & 15) | (codes[i + 16] << 4))
+    }
+}
+
+impl Scales for BlockQ4_0 {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.d]
+    }
+    #[inline]
+    fn nibbles(&self, _: usize) -> [u8; 16] {
+        self.qs
+    }
+}
+
+impl Scales for BlockQ4_1 {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.m]
+    }
+    #[inline]
+    fn nibbles(&self, _: usize) -> [u8; 16] {
+        self.qs
+    }
+}
+
+impl Scales for BlockQ5_0 {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.d]
+    }
+    #[inline]
+    fn nibbles(&self, _: usize) -> [u8; 16] {
+        self.qs
+    }
+}
+
+impl Scales for BlockQ5_1 {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.m]
+    }
+    #[inline]
+    fn nibbles(&self, _: usize) -> [u8; 16] {
+        self.qs
+    }
+}
+
+impl Scales for BlockQ8_0 {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.d]
+    }
+}
+
+impl Scales for BlockQ4K {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.dmin]
+    }
+    fn bytes(&self, g: usize) -> [u8; 2] {
+        scale_min(&self.scales, g).into()
+    }
+}
+
+impl Scales for BlockQ5K {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.dmin]
+    }
+    fn bytes(&self, g: usize) -> [u8; 2] {
+        scale_min(&self.scales, g).into()
+    }
+}
+
+impl Scales for BlockQ6K {
+    fn halves(&self) -> [Half; 2] {
+        [self.d, self.d]
+    }
+    fn bytes(&self, g: usize) -> [u8; 2] {
+        [self.scales[2 * g] as u8, self.scales[2 * g + 1] as u8]
+    }
+}
+
+fn sort<B: Scales>(to: &BundleRow, row: &[u8], out: &mut [u8]) {
+    let blocks: &[B] = bytemuck::cast_slice(row);
+    let parts = to.parts;
+    for (block, b) in blocks.iter().zip(0..) {
+        for array in 0..parts.block_halves {
+            out[to.block_halves(array) + 2 * b..][..2].copy_from_slice(&block.halves()[array].0);
+        }
+        for i in 0..B::GROUPS {
+            let g = b * B::GROUPS + i;
+            if parts.bits == 8 {
+                let codes = block.codes(i).map(|code| code ^ 0x80);
+                out[GROUP * g..][..GROUP].copy_from_slice(&codes);
+            } else {
+                out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&block.nibbles(i));
+            }
+            for plane in 0..parts.planes() {
+                let bits = gather_bits(&block.codes(i), 4 + plane as u32);
+                out[to.plane(plane) + 4 * g..][..4].copy_from_slice(&bits);
+            }
+            for array in 0..parts.group_halves {
+                out[to.group_halves(array) + 2 * g..][..2].copy_from_slice(&block.halves()[array].0);
+            }
+            for array in 0..parts.group_bytes {
+                out[to.group_bytes(array) + g] = block.bytes(i)[array];
+            }
+        }
+    }
+}
+
+/// Bit `bit` of each code: that of code 4j + i is bit j of byte i.
+#[inline]
+fn gather_bits(codes: &[u8; GROUP], bit: u32) -> [u8; 4] {
+    let mut bits = [0; 4];
+    for (j, step) in codes.as_chunks::<4>().0.iter().enumerate() {
+        for i in 0..4 {
+            bits[i] |= ((step[i] >> bit) & 1) << j;
+        }
+    }
+    bits
+}
+
+/// Group `g` of a row of a bundle.
+fn group(dtype: DType, from: &BundleRow, row: &[u8], g: usize) -> Group {
+    let parts = from.parts;
+    let mut codes = [0; GROUP];
+    let low = &row[parts.code_bytes() * g..][..parts.code_bytes()];
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code = match parts.bits {
+            8 => low[i] ^ 0x80,
+            _ if i < 16 => low[i] & 15,
+            _ => low[i - 16] >> 4,
+        };
+        for plane in 0..parts.planes() {
+            let bits = row[from.plane(plane) + 4 * g + i % 4];
+            *code |= ((bits >> (i / 4)) & 1) << (4 + plane);
+        }
+    }
+    let half = |at: usize| Half([row[at], row[at + 1]]);
+    let of_group = |array| half(from.group_halves(array) + 2 * g).to_f32();
+    let of_block = |array| half(from.block_halves(array) + 2 * (g * from.blocks / from.groups));
+    let byte = |array| row[from.group_bytes(array) + g];
+    let plain = Group { codes, offset: 0, scales: [1, 1], dw: 0.0, mw: None };
+    match dtype {
+        DType::Q4_0 => Group { offset: 8, dw: of_group(0), ..plain },
+        DType::Q5_0 => Group { offset: 16, dw: of_group(0), ..plain },
+        DType::Q8_0 => Group { offset: 128, dw: of_group(0), ..plain },
+        DType::Q4_1 | DType::Q5_1 => Group { dw: of_group(0), mw: Some(of_group(1)), ..plain },
+        DType::Q4_K | DType::Q5_K => k_group(codes, of_block(0), of_block(1), (byte(0), byte(1))),
+        DType::Q6_K => {
+            let scales = [byte(0), byte(1)].map(|s| i32::from(s as i8));
+            Group { offset: 32, scales, dw: of_block(0).to_f32(), ..plain }
+        }
+        DType::F32 | DType::F16 | DType::BF16 => plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_keeps_its_weights() {
+        for dtype in DType::ALL {
+            let cols = 768;
+            let mut row = vec![0; dtype.row_bytes(cols).unwrap()];
+            row.iter_mut().enumerate().for_each(|(i, b)| *b = (i * 89 % 251) as u8);
+            let mut sorted = vec![0xEE; bundle_row_bytes(dtype, cols).unwrap()];
+            bundle_row(dtype, cols, &row, &mut sorted);
+            let (mut want, mut got) = (vec![0.0; cols], vec![0.0; cols]);
+            dequantize_row(dtype, &row, &mut want);
+            dequantize_bundle_row(dtype, &sorted, &mut got);
+            let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&got), bits(&want), "{dtype}");
+            assert!(sorted.len() >= row.len() && sorted.len() * 100 <= row.len() * 103, "{dtype}");
+        }
+        assert_eq!(bundle_row_bytes(DType::Q4_K, 128), None);
+        assert_eq!(bundle_row_bytes(DType::F16, usize::MAX), None);
+    }
+
+    #[test]
+    fn the_parts_of_a_q5_0_row_lie_where_the_table_says() {
+        let mut row = vec![0; 2 * 22];
+        row[22..24].copy_from_slice(&[0x12, 0x34]);
+        row[24] = 1 << 6; // the fifth bit of column 6 of the second block
+        row[28 + 6] = 0xA5;
+        let mut sorted = vec![0; 44];
+        bundle_row(DType::Q5_0, 64, &row, &mut sorted);
+        let mut want = vec![0; 44];
+        want[16 + 6] = 0xA5;
+        want[32 + 4 + 2] = 1 << 1; // column 6 is byte 2 of step 1
+        want[40 + 2..].copy_from_slice(&[0x12, 0x34]);
+        assert_eq!(sorted, want);
+    }
+}
