@@ -33,9 +33,9 @@ fn weight(dtype: DType, rows: usize, cols: usize) -> (Packed, f64) {
     quantize_row(dtype, &wave, &mut row);
     let bytes = row.repeat(rows);
     // The first packing also pays for fresh memory, as a load does not when it recycles.
-    let fresh = pack(dtype, rows, cols, &bytes, None).expect("memory for a bench");
+    let fresh = pack(Isa::detect(), dtype, rows, cols, &bytes, None).expect("memory for a bench");
     let start = Instant::now();
-    let packed = pack(dtype, rows, cols, &bytes, Some(fresh)).expect("memory for a bench");
+    let packed = pack(Isa::detect(), dtype, rows, cols, &bytes, Some(fresh)).expect("memory for a bench");
     (packed, bytes.len() as f64 / start.elapsed().as_secs_f64())
 }
 

@@ -3,13 +3,15 @@
 //! Gate and up are one fork: a chunk computes both for the same neurons and applies the activation while the values
 //! are in its core's cache. The hidden values are then quantised and multiplied with down.
 
-use neuropil_device::{ClusterJob, ClusterWeights, Device, DeviceError, MAX_PRODUCTS, Stage, WriteLease};
+use neuropil_device::{
+    ClusterJob, ClusterWeights, Device, DeviceError, MAX_PRODUCTS, OutOfMemory, Stage, WriteLease,
+};
 
 use crate::arch::HostOp;
 use crate::crew::Work;
 use crate::device::{CpuDevice, Scratch, Weight, check_len, input_for, room};
 use crate::kernels::matmul_groups;
-use crate::mem::{ColumnPair, Columns, OutOfMemory};
+use crate::mem::{ColumnPair, Columns};
 use crate::pack::Packed;
 
 impl CpuDevice {

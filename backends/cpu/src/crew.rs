@@ -5,11 +5,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use neuropil_device::{DeviceError, MAX_PRODUCTS, Matrix, RowSource};
+use neuropil_device::{DeviceError, MAX_PRODUCTS, Matrix, OutOfMemory, RowSource};
 
 use crate::arch::Isa;
 use crate::kernels::{Activations, Input, matmul_groups};
-use crate::mem::{Claims, Columns, OutOfMemory};
+use crate::mem::{Claims, Columns};
 use crate::pack::{GROUP_ROWS, PackError, Packed, pack_groups};
 use crate::pool::Pool;
 
@@ -114,8 +114,8 @@ impl Crew {
             let first = at / group * source_group;
             let end = data.len().min(first + target.len() / group * source_group);
             let mut rows: Vec<u8> = lock().pop().unwrap_or_default();
-            let packed =
-                read(data, first, end, &mut rows).and_then(|()| Ok(pack_groups(dtype, cols, &rows, target)?));
+            let packed = read(data, first, end, &mut rows)
+                .and_then(|()| Ok(pack_groups(self.isa, dtype, cols, &rows, target)?));
             lock().push(rows);
             if let Err(error) = packed {
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use neuropil_device::{
     ClusterJob, DType, Device, DeviceError, DeviceId, DeviceInfo, MAX_PRODUCTS, MatmulJob, Matrix, OpShape,
-    PreparedWeight, Stage, Submission, Support, WeightSource,
+    OutOfMemory, PreparedWeight, Stage, Submission, Support, WeightSource,
 };
 
 use crate::arch::{DOWN_TYPES, Isa};
 use crate::crew::{Crew, PackFailure, Work};
 use crate::kernels::{Activations, Input};
-use crate::mem::{Columns, OutOfMemory};
+use crate::mem::Columns;
 use crate::pack::{GROUP_ROWS, PackError, Packed, group_bytes};
 use crate::sparse::down_types;
 

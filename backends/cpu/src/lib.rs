@@ -40,6 +40,6 @@ pub use arch::{Neon, NeonDot};
 pub use backend::{CpuBackend, CpuError, CpuOptions, MOST_THREADS};
 pub use device::CpuDevice;
 pub use host_ops::CpuOps;
-pub use mem::{AlignedBytes, Claims, ColumnRange, Columns, OutOfMemory};
+pub use mem::{Claims, ColumnRange, Columns};
 pub use pool::Pool;
 pub use topology::Topology;

@@ -21,12 +21,9 @@
 //! | Q4_K, Q5_K | f16 d\[16\], f16 dmin\[16\] | 256, 320 | u8 scale\[16\], u8 min\[16\] |
 //! | Q6_K | f16 d\[16\] | 384 | i8 scale\[16\] of the first 16 columns, i8 scale\[16\] of the others |
 
-use crate::mem::{AlignedBytes, OutOfMemory};
-use neuropil_device::DType;
-use neuropil_device::quant::{
-    BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Half,
-    QuantBlock, scale_min,
-};
+use crate::arch::{Gather, Isa};
+use neuropil_device::quant::{GROUP, Parts, bundle_row, bundle_row_bytes};
+use neuropil_device::{AlignedBytes, DType, OutOfMemory};
 
 /// Rows in a group.
 pub const GROUP_ROWS: usize = 16;
@@ -59,18 +56,14 @@ pub(crate) struct PackedFormat {
 impl PackedFormat {
     /// The format of a quantised type; `None` for the float types.
     pub const fn of(dtype: DType) -> Option<PackedFormat> {
-        let (bits, head, scales) = match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => return None,
-            DType::Q4_0 => (4, 0, 32),
-            DType::Q4_1 => (4, 0, 64),
-            DType::Q5_0 => (5, 0, 32),
-            DType::Q5_1 => (5, 0, 64),
-            DType::Q8_0 => (8, 0, 32),
-            DType::Q4_K => (4, 64, 32),
-            DType::Q5_K => (5, 64, 32),
-            DType::Q6_K => (6, 32, 32),
-        };
-        Some(PackedFormat { bits, head, scales })
+        match Parts::of(dtype) {
+            None => None,
+            Some(parts) => Some(PackedFormat {
+                bits: parts.bits,
+                head: parts.block_halves * 2 * GROUP_ROWS,
+                scales: (parts.group_halves * 2 + parts.group_bytes) * GROUP_ROWS,
+            }),
+        }
     }
 
     /// Bytes of the codes of 32 columns.
@@ -162,6 +155,7 @@ impl Packed {
 
 /// Packs a whole weight on the calling thread.
 pub fn pack(
+    isa: Isa,
     dtype: DType,
     rows: usize,
     cols: usize,
@@ -172,7 +166,7 @@ pub fn pack(
         return Err(PackError::Shape);
     }
     let mut packed = Packed::unfilled(dtype, rows, cols, recycle)?;
-    pack_groups(dtype, cols, bytes, packed.bytes_mut())?;
+    pack_groups(isa, dtype, cols, bytes, packed.bytes_mut())?;
     Ok(packed)
 }
 
@@ -180,9 +174,16 @@ pub fn pack(
 ///
 /// `rows` are whole rows as in a file. `dst` has the bytes of exactly as many groups as the rows need; rows that
 /// the last group lacks become zero.
-pub fn pack_groups(dtype: DType, cols: usize, rows: &[u8], dst: &mut [u8]) -> Result<(), PackError> {
+pub fn pack_groups(
+    isa: Isa,
+    dtype: DType,
+    cols: usize,
+    rows: &[u8],
+    dst: &mut [u8],
+) -> Result<(), PackError> {
     let row_bytes = dtype.row_bytes(cols).ok_or(PackError::Shape)?;
     let group_bytes = group_bytes(dtype, cols).ok_or(PackError::Shape)?;
+    let sorted_bytes = bundle_row_bytes(dtype, cols).ok_or(PackError::Shape)?;
     if row_bytes == 0 {
         return if rows.is_empty() && dst.is_empty() { Ok(()) } else { Err(PackError::Shape) };
     }
@@ -190,166 +191,19 @@ pub fn pack_groups(dtype: DType, cols: usize, rows: &[u8], dst: &mut [u8]) -> Re
     if !rows.len().is_multiple_of(row_bytes) || groups.checked_mul(group_bytes) != Some(dst.len()) {
         return Err(PackError::Shape);
     }
-    for (rows, dst) in rows.chunks(row_bytes * GROUP_ROWS).zip(dst.chunks_mut(group_bytes)) {
-        if rows.len() < row_bytes * GROUP_ROWS {
-            dst.fill(0);
+    // A row is sorted as in a bundle, and 16 such rows are turned: each step runs straight through its memory.
+    let mut sorted = AlignedBytes::zeroed(sorted_bytes.checked_mul(GROUP_ROWS).ok_or(PackError::Shape)?)?;
+    let sorted = sorted.as_mut();
+    for (rows, dst) in rows.chunks(row_bytes * GROUP_ROWS).zip(dst.chunks_exact_mut(group_bytes)) {
+        let mut places = sorted.chunks_exact_mut(sorted_bytes);
+        for (row, place) in rows.chunks_exact(row_bytes).zip(&mut places) {
+            bundle_row(dtype, cols, row, place);
         }
-        for (r, row) in rows.chunks(row_bytes).enumerate() {
-            match dtype {
-                DType::F32 => interleave::<4>(row, r, dst),
-                DType::F16 | DType::BF16 => interleave::<2>(row, r, dst),
-                DType::Q4_0 => pack_row::<BlockQ4_0>(row, r, dst),
-                DType::Q4_1 => pack_row::<BlockQ4_1>(row, r, dst),
-                DType::Q5_0 => pack_row::<BlockQ5_0>(row, r, dst),
-                DType::Q5_1 => pack_row::<BlockQ5_1>(row, r, dst),
-                DType::Q8_0 => pack_row::<BlockQ8_0>(row, r, dst),
-                DType::Q4_K => pack_row::<BlockQ4K>(row, r, dst),
-                DType::Q5_K => pack_row::<BlockQ5K>(row, r, dst),
-                DType::Q6_K => pack_row::<BlockQ6K>(row, r, dst),
-            }
-        }
+        places.for_each(|place| place.fill(0));
+        let turned = std::array::from_fn(|r| &sorted[r * sorted_bytes..][..sorted_bytes]);
+        isa.gather(Gather::new(dtype, cols, turned, 0..cols, dst));
     }
     Ok(())
-}
-
-/// Puts the elements of one row in their place in a group of plain floats.
-fn interleave<const N: usize>(row: &[u8], r: usize, dst: &mut [u8]) {
-    let (elements, _) = row.as_chunks::<N>();
-    let (slots, _) = dst.as_chunks_mut::<N>();
-    for (element, slot) in elements.iter().zip(slots[r..].iter_mut().step_by(GROUP_ROWS)) {
-        *slot = *element;
-    }
-}
-
-/// The scales of a block, one value per row in each array.
-trait PackBlock: QuantBlock {
-    const FORMAT: PackedFormat = match PackedFormat::of(Self::DTYPE) {
-        Some(f) => f,
-        None => panic!("a block format is packed"),
-    };
-    fn head(&self, _r: usize, _dst: &mut [u8]) {}
-    fn scales(&self, group: usize, r: usize, dst: &mut [u8]);
-}
-
-fn pack_row<B: PackBlock>(row: &[u8], r: usize, dst: &mut [u8]) {
-    let f = B::FORMAT;
-    let blocks: &[B] = bytemuck::cast_slice(row);
-    for (block, dst) in blocks.iter().zip(dst.chunks_exact_mut(f.head + B::GROUPS * f.step())) {
-        let (head, steps) = dst.split_at_mut(f.head);
-        block.head(r, head);
-        for (g, step) in steps.chunks_exact_mut(f.step()).enumerate() {
-            let (codes, scales) = step.split_at_mut(f.codes());
-            pack_codes(f.bits, &block.codes(g), r, codes);
-            block.scales(g, r, scales);
-        }
-    }
-}
-
-#[inline]
-fn pack_codes(bits: usize, codes: &[u8; GROUP], r: usize, dst: &mut [u8]) {
-    let (vectors, _) = dst.as_chunks_mut::<VECTOR>();
-    if bits == 8 {
-        put_steps(vectors, r, codes);
-        return;
-    }
-    let mut nibbles = [0; 16];
-    for i in 0..16 {
-        nibbles[i] = (codes[i] & 15) | (codes[i + 16] << 4);
-    }
-    put_steps(vectors, r, &nibbles);
-    for (plane, bit) in vectors[4..].iter_mut().zip(4..) {
-        let mut bits = [0; 4];
-        for (j, step) in codes.as_chunks::<4>().0.iter().enumerate() {
-            for i in 0..4 {
-                bits[i] |= ((step[i] >> bit) & 1) << j;
-            }
-        }
-        plane[4 * r..][..4].copy_from_slice(&bits);
-    }
-}
-
-#[inline]
-fn put_steps(vectors: &mut [[u8; VECTOR]], r: usize, bytes: &[u8]) {
-    for (vector, step) in vectors.iter_mut().zip(bytes.as_chunks::<4>().0) {
-        vector[4 * r..][..4].copy_from_slice(step);
-    }
-}
-
-/// Writes the value of row `r` in the `array`-th array of 16.
-#[inline]
-fn put<const N: usize>(dst: &mut [u8], array: usize, r: usize, value: [u8; N]) {
-    dst[(array * GROUP_ROWS + r) * N..][..N].copy_from_slice(&value);
-}
-
-impl PackBlock for BlockQ4_0 {
-    fn scales(&self, _: usize, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, self.d.0);
-    }
-}
-
-impl PackBlock for BlockQ5_0 {
-    fn scales(&self, _: usize, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, self.d.0);
-    }
-}
-
-impl PackBlock for BlockQ8_0 {
-    fn scales(&self, _: usize, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, self.d.0);
-    }
-}
-
-impl PackBlock for BlockQ4_1 {
-    fn scales(&self, _: usize, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, self.d.0);
-        put(dst, 1, r, self.m.0);
-    }
-}
-
-impl PackBlock for BlockQ5_1 {
-    fn scales(&self, _: usize, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, self.d.0);
-        put(dst, 1, r, self.m.0);
-    }
-}
-
-fn k_head(d: Half, dmin: Half, r: usize, dst: &mut [u8]) {
-    put(dst, 0, r, d.0);
-    put(dst, 1, r, dmin.0);
-}
-
-fn k_scales(scales: &[u8; 12], group: usize, r: usize, dst: &mut [u8]) {
-    let (scale, min) = scale_min(scales, group);
-    put(dst, 0, r, [scale]);
-    put(dst, 1, r, [min]);
-}
-
-impl PackBlock for BlockQ4K {
-    fn head(&self, r: usize, dst: &mut [u8]) {
-        k_head(self.d, self.dmin, r, dst);
-    }
-    fn scales(&self, group: usize, r: usize, dst: &mut [u8]) {
-        k_scales(&self.scales, group, r, dst);
-    }
-}
-
-impl PackBlock for BlockQ5K {
-    fn head(&self, r: usize, dst: &mut [u8]) {
-        k_head(self.d, self.dmin, r, dst);
-    }
-    fn scales(&self, group: usize, r: usize, dst: &mut [u8]) {
-        k_scales(&self.scales, group, r, dst);
-    }
-}
-
-impl PackBlock for BlockQ6K {
-    fn head(&self, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, self.d.0);
-    }
-    fn scales(&self, group: usize, r: usize, dst: &mut [u8]) {
-        put(dst, 0, r, [self.scales[2 * group] as u8]);
-        put(dst, 1, r, [self.scales[2 * group + 1] as u8]);
-    }
 }
 
 #[cfg(test)]
@@ -373,7 +227,7 @@ mod tests {
         let row = &mut rows[2 * 18..];
         row[..2].copy_from_slice(&[0x12, 0x34]);
         row[2 + 6] = 0xA5; // column 6 is 5, column 22 is 10
-        let packed = pack(DType::Q4_0, 3, 32, &rows, None).unwrap();
+        let packed = pack(Isa::Scalar, DType::Q4_0, 3, 32, &rows, None).unwrap();
         // Column 6 is byte 2 of step 1.
         assert_eq!(packed.bytes()[64 + 2 * 4 + 2], 0xA5);
         assert_eq!(packed.bytes()[256 + 2 * 2..][..2], [0x12, 0x34]);
@@ -382,17 +236,17 @@ mod tests {
 
     #[test]
     fn pieces_equal_the_whole_and_recycled_memory_is_clean() {
-        for dtype in DType::ALL {
-            let (rows, cols) = (37, 256);
+        for (isa, dtype) in Isa::all_available().into_iter().flat_map(|isa| DType::ALL.map(|d| (isa, d))) {
+            let (rows, cols) = (37, 768);
             let row = dtype.row_bytes(cols).unwrap();
             let bytes: Vec<u8> = (0..rows * row).map(|i| (i * 37 % 251) as u8).collect();
-            let whole = pack(dtype, rows, cols, &bytes, None).unwrap();
+            let whole = pack(Isa::Scalar, dtype, rows, cols, &bytes, None).unwrap();
             let mut dirty = Packed::unfilled(dtype, rows, cols, None).unwrap();
             dirty.bytes_mut().fill(0xFF);
             let mut pieces = Packed::unfilled(dtype, rows, cols, Some(dirty)).unwrap();
             let size = 2 * pieces.group_bytes();
             for (src, dst) in bytes.chunks(32 * row).zip(pieces.bytes_mut().chunks_mut(size)) {
-                pack_groups(dtype, cols, src, dst).unwrap();
+                pack_groups(isa, dtype, cols, src, dst).unwrap();
             }
             assert_eq!(whole.bytes(), pieces.bytes(), "{dtype}");
         }
@@ -400,11 +254,11 @@ mod tests {
 
     #[test]
     fn wrong_shapes_are_refused() {
-        assert_eq!(pack(DType::Q4_K, 2, 128, &[0; 144], None).unwrap_err(), PackError::Shape);
-        assert_eq!(pack(DType::Q4_0, 2, 32, &[0; 35], None).unwrap_err(), PackError::Shape);
-        assert_eq!(pack_groups(DType::Q4_0, 32, &[0; 18], &mut [0; 287]), Err(PackError::Shape));
-        assert_eq!(pack(DType::F32, usize::MAX, 4, &[], None).unwrap_err(), PackError::Shape);
-        assert_eq!(pack(DType::F32, 0, 4, &[], None).unwrap().groups(), 0);
-        assert_eq!(pack(DType::F32, 4, 0, &[], None).unwrap().groups(), 1);
+        assert_eq!(pack(Isa::Scalar, DType::Q4_K, 2, 128, &[0; 144], None).unwrap_err(), PackError::Shape);
+        assert_eq!(pack(Isa::Scalar, DType::Q4_0, 2, 32, &[0; 35], None).unwrap_err(), PackError::Shape);
+        assert_eq!(pack_groups(Isa::Scalar, DType::Q4_0, 32, &[0; 18], &mut [0; 287]), Err(PackError::Shape));
+        assert_eq!(pack(Isa::Scalar, DType::F32, usize::MAX, 4, &[], None).unwrap_err(), PackError::Shape);
+        assert_eq!(pack(Isa::Scalar, DType::F32, 0, 4, &[], None).unwrap().groups(), 0);
+        assert_eq!(pack(Isa::Scalar, DType::F32, 4, 0, &[], None).unwrap().groups(), 1);
     }
 }

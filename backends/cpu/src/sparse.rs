@@ -6,13 +6,14 @@
 
 use neuropil_device::quant::SLICE;
 use neuropil_device::{
-    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, PinnedSlots, Stage, WriteLease,
+    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, OutOfMemory, PinnedSlots, Stage,
+    WriteLease,
 };
 
 use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job, Panel};
 use crate::device::{CpuDevice, Scratch, check_len, room};
 use crate::kernels::{Activations, Input};
-use crate::mem::{ColumnRange, Columns, OutOfMemory};
+use crate::mem::{ColumnRange, Columns};
 use crate::pack::{GROUP_ROWS, group_bytes};
 
 /// Bytes of a slice of 16 rows of any quantised type, and of any type.

@@ -3,12 +3,11 @@
 //! An [`Arena`] is one aligned allocation cut into slots of equal size; a [`Buffer`] is an arena with one slot.
 //! A lease is the only way to the bytes: any number of readers or one writer per slot, checked at run time with
 //! one atomic. A job *owns* the leases of what it touches, so no safe code can race with a device that is still
-//! working. This module and nothing else in the crate is unsafe; its invariant is: a `&[u8]` into a slot exists
+//! working. The invariant behind the unsafe code is: a `&[u8]` into a slot exists
 //! only while that slot's count is positive, a `&mut [u8]` only while it is [`WRITER`].
 
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 
-use crate::DeviceError;
+use crate::{AlignedBytes, DeviceError};
 
 /// Lease count of a slot that is being written.
 const WRITER: i32 = -1;
@@ -31,8 +30,7 @@ pub const SLOT_ALIGNMENT: usize = 64;
 const MOST_LISTS: usize = 64;
 
 struct Memory {
-    start: NonNull<u8>,
-    layout: Layout,
+    bytes: AlignedBytes,
     /// Distance between slots, a multiple of their alignment.
     stride: usize,
     slot_bytes: usize,
@@ -47,13 +45,6 @@ struct Memory {
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: `start` came from `alloc_zeroed` with this layout, and no lease can be alive: each holds an Arc.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
-    }
-}
 
 /// Aligned memory cut into slots. Cheap to clone: clones share the memory.
 #[derive(Clone)]
@@ -79,15 +70,13 @@ impl Arena {
             || DeviceError::OutOfMemory { device: "host".into(), bytes: slots.saturating_mul(slot_bytes) };
         let stride = slot_bytes.max(1).checked_next_multiple_of(alignment).ok_or_else(refuse)?;
         let bytes = stride.checked_mul(slots.max(1)).ok_or_else(refuse)?;
-        let layout = Layout::from_size_align(bytes, alignment.max(ARENA_ALIGNMENT)).map_err(|_| refuse())?;
         let mut leases = Vec::new();
         leases.try_reserve_exact(slots).map_err(|_| refuse())?;
         leases.resize_with(slots, || AtomicI32::new(0));
-        // SAFETY: the layout has a size of at least one slot, and a slot is at least as large as its alignment.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        let bytes = AlignedBytes::aligned(bytes, alignment.max(ARENA_ALIGNMENT)).map_err(|_| refuse())?;
         let leases = leases.into_boxed_slice();
         let lists = Mutex::default();
-        Ok(Arena { memory: Arc::new(Memory { start, layout, stride, slot_bytes, leases, lists }) })
+        Ok(Arena { memory: Arc::new(Memory { bytes, stride, slot_bytes, leases, lists }) })
     }
 
     /// Number of slots.
@@ -194,7 +183,7 @@ impl Memory {
     #[inline]
     fn slot(&self, slot: usize) -> NonNull<u8> {
         // SAFETY: `slot` is below the number of slots (checked when the lease was taken), so this stays inside.
-        unsafe { self.start.add(slot * self.stride) }
+        unsafe { self.bytes.start().add(slot * self.stride) }
     }
 
     #[inline]

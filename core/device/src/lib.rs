@@ -23,6 +23,7 @@
 
 mod activation;
 mod arena;
+mod bytes;
 mod completion;
 mod device;
 mod dtype;
@@ -34,6 +35,7 @@ pub mod quant;
 
 pub use activation::{Activation, ActivationKind};
 pub use arena::{ARENA_ALIGNMENT, Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};
+pub use bytes::{AlignedBytes, OutOfMemory};
 pub use completion::{Completion, CompletionQueue, CompletionSink, Submission};
 pub use device::{Backend, Device, DeviceId, DeviceInfo, DeviceKind, OpShape, Support};
 pub use dtype::DType;

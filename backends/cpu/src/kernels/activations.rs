@@ -10,8 +10,9 @@
 //! only where `fine` says that a token of the tile is refined in this block; there the scale of the others is 0.
 
 use crate::arch::Isa;
-use crate::mem::{AlignedBytes, Claims, OutOfMemory};
+use crate::mem::Claims;
 use neuropil_device::quant::ACT_BLOCK;
+use neuropil_device::{AlignedBytes, OutOfMemory};
 
 /// Tokens in a full tile.
 pub(crate) const TILE: usize = 8;

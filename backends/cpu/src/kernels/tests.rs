@@ -74,7 +74,7 @@ impl Case {
         let mut random = Random(self.seed);
         let (weights, x) = (self.weights(&mut random), self.input(&mut random));
         let before: Vec<f32> = (0..self.tokens * self.rows).map(|_| random.unit()).collect();
-        let packed = pack(self.dtype, self.rows, self.cols, &weights, None).unwrap();
+        let packed = pack(Isa::detect(), self.dtype, self.rows, self.cols, &weights, None).unwrap();
         let mut acts = Activations::new().unwrap();
         let Case { dtype, rows, cols, tokens, .. } = *self;
         for accumulate in [false, true] {
@@ -154,7 +154,7 @@ fn extreme_codes_do_not_saturate() {
                 let x = vec![x; cols];
                 let mut want = vec![0.0; rows];
                 reference::matmul(dtype, &weights, rows, cols, 1, &x, &mut want, false);
-                let packed = pack(dtype, rows, cols, &weights, None).unwrap();
+                let packed = pack(Isa::detect(), dtype, rows, cols, &weights, None).unwrap();
                 for isa in Isa::all_available() {
                     let mut acts = Activations::new().unwrap();
                     acts.reserve(1, cols).unwrap();

@@ -18,6 +18,11 @@
 //!   stands out of its row has a refinement, codes of what the first ones left over: the same terms once more with
 //!   these.
 //!
+//! - The feed-forward of single neurons ([`crate::ClusterWeights::Bundles`]): gate and up are products as above. Down is
+//!   that of F32 weights, with the neurons of the layer as K by position: `acc = fma(down as f32, hidden, acc)`. Neurons
+//!   that are not listed, and those whose hidden value is 0 for every token, are left out, which changes nothing as long
+//!   as weights are finite.
+//!
 //! Nothing is reassociated. NaN stays NaN; which NaN is not specified.
 //!
 //! [`mod@reference`] is the law as plain code. Everything faster is compared with it bit by bit.
