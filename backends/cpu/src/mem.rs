@@ -165,6 +165,17 @@ impl ColumnRange<'_> {
         self.groups.clone()
     }
 
+    /// Takes the first group out of this range.
+    pub(crate) fn split_first(&mut self) -> Option<ColumnRange<'_>> {
+        if self.groups.is_empty() {
+            return None;
+        }
+        let groups = self.groups.start..self.groups.start + 1;
+        let rows = self.rows.start..self.rows.end.min(groups.end * GROUP_ROWS);
+        (self.groups.start, self.rows.start) = (groups.end, rows.end);
+        Some(ColumnRange { rows, groups, ..*self })
+    }
+
     /// The same access for a shorter time.
     pub(crate) fn reborrow(&mut self) -> ColumnRange<'_> {
         ColumnRange { rows: self.rows.clone(), groups: self.groups.clone(), ..*self }

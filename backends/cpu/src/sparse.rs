@@ -4,7 +4,7 @@
 //! has the bits that it has in a dense layer. What the gate switches off for every token is not computed further. The
 //! down rows of the others are added up column by column.
 
-use neuropil_device::quant::SLICE;
+use neuropil_device::quant::{SLICE, bundle_row_bytes};
 use neuropil_device::{
     BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, OutOfMemory, PinnedSlots, Stage,
     WriteLease,
@@ -19,6 +19,9 @@ use crate::pack::{GROUP_ROWS, group_bytes};
 /// Bytes of a slice of 16 rows of any quantised type, and of any type.
 const QUANTIZED_PANEL: usize = 16 * 544;
 const FLOAT_PANEL: usize = SLICE * GROUP_ROWS * 4;
+
+/// Groups that a thread takes at least: the rows of its first group are not fetched ahead.
+const FEW_GROUPS: usize = 4;
 
 /// A slice of 16 rows, packed.
 #[repr(align(64))]
@@ -117,7 +120,7 @@ impl CpuDevice {
         let count = rows.count();
         let groups = count.div_ceil(GROUP_ROWS);
         let columns = Columns::new(y, tokens, count, count);
-        let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens);
+        let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens).max(FEW_GROUPS);
         self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
             if rows.dtype.is_quantized() {
                 self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; QUANTIZED_PANEL]));
@@ -136,23 +139,35 @@ impl CpuDevice {
         groups: usize,
         panel: &mut Turned<N>,
     ) {
-        for mut out in (0..groups).map_while(|_| columns.claim(1)) {
-            self.group(rows, input, &mut out, &mut panel.0);
+        let Some(mut range) = columns.claim(groups) else { return };
+        let Some(bytes) = bundle_row_bytes(rows.dtype, rows.width) else { return };
+        // A group that is not full repeats its last row.
+        let last = range.rows().end - 1;
+        let of = |group: usize| std::array::from_fn(|r| rows.row(last.min(group * GROUP_ROWS + r), bytes));
+        let mut neurons = of(range.groups().start);
+        while let Some(mut out) = range.split_first() {
+            let next = of(out.groups().end);
+            self.group(rows, input, &mut out, (&neurons, &next), &mut panel.0);
+            neurons = next;
         }
     }
 
-    /// One group of rows, slice by slice: the sums of the slices are added in order, as in a dense product.
-    fn group(&self, rows: &Rows<'_>, input: Input<'_>, out: &mut ColumnRange<'_>, panel: &mut [u8]) {
+    /// One group of rows, slice by slice: the sums of the slices are added in order, as in a dense product. The next rows
+    /// are fetched meanwhile.
+    fn group(
+        &self,
+        rows: &Rows<'_>,
+        input: Input<'_>,
+        out: &mut ColumnRange<'_>,
+        (neurons, next): (&[&[u8]; GROUP_ROWS], &[&[u8]; GROUP_ROWS]),
+        panel: &mut [u8],
+    ) {
         let (dtype, width) = (rows.dtype, rows.width);
-        let Some(bytes) = neuropil_device::quant::bundle_row_bytes(dtype, width) else { return };
-        let (first, last) = (out.rows().start, out.rows().end - 1);
-        // A group that is not full repeats its last row.
-        let neurons = std::array::from_fn(|r| rows.row(last.min(first + r), bytes));
         for start in (0..width).step_by(SLICE) {
             let end = width.min(start + SLICE);
             let Some(size) = group_bytes(dtype, end - start) else { return };
             let panel = &mut panel[..size];
-            self.crew.isa.gather(Gather::new(dtype, width, neurons, start..end, panel));
+            self.crew.isa.gather(Gather::new(dtype, width, *neurons, start..end, next, panel));
             let w = Panel {
                 dtype,
                 groups: panel,

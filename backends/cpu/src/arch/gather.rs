@@ -14,8 +14,8 @@ use super::format::Format;
 use super::lanes::Lanes;
 use crate::pack::{GROUP_ROWS, VECTOR, group_bytes};
 
-/// How far ahead of its use a row is fetched.
-const AHEAD: usize = 512;
+/// Bytes that one fetch brings.
+const LINE: usize = 64;
 
 /// 16 rows to turn.
 pub(crate) struct Gather<'a> {
@@ -24,11 +24,14 @@ pub(crate) struct Gather<'a> {
     width: usize,
     rows: [&'a [u8]; GROUP_ROWS],
     columns: Range<usize>,
+    /// Rows to fetch meanwhile: the next ones, from memory.
+    next: &'a [&'a [u8]],
     to: &'a mut [u8],
 }
 
 impl<'a> Gather<'a> {
-    /// Columns `columns`, whole blocks, of 16 rows of `width` elements, to be written as a packed group.
+    /// Columns `columns`, whole blocks, of 16 rows of `width` elements, to be written as a packed group. A share of the
+    /// `next` rows, as large as that of the columns in the width, is fetched into the core's cache meanwhile.
     ///
     /// # Panics
     /// When a row or `to` has another length, or there are no such columns.
@@ -37,6 +40,7 @@ impl<'a> Gather<'a> {
         width: usize,
         rows: [&'a [u8]; GROUP_ROWS],
         columns: Range<usize>,
+        next: &'a [&'a [u8]],
         to: &'a mut [u8],
     ) -> Gather<'a> {
         // The unsafe code below stands on these.
@@ -44,7 +48,7 @@ impl<'a> Gather<'a> {
         assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows are {width} elements of {dtype}");
         assert!(columns.start.is_multiple_of(dtype.block_elements()) && columns.end <= width);
         assert_eq!(group_bytes(dtype, columns.len()), Some(to.len()), "a group of {columns:?} of {dtype}");
-        Gather { dtype, width, rows, columns, to }
+        Gather { dtype, width, rows, columns, next, to }
     }
 
     /// Type of the rows.
@@ -64,13 +68,12 @@ impl<'a> Gather<'a> {
         // Where the codes of the g-th group of these columns go.
         let at = |g: usize| g / F::STEPS * (f.head + F::STEPS * f.step()) + f.head + g % F::STEPS * f.step();
         let code_bytes = from.parts.code_bytes();
+        let mut ahead = self.ahead(groups);
         // SAFETY: `new` saw that each row has all its parts and `to` the places of these groups.
         unsafe {
             for g in 0..groups {
                 let codes = (first + g) * code_bytes;
-                if codes.is_multiple_of(VECTOR) {
-                    self.rows.iter().for_each(|row| V::prefetch(row.as_ptr().wrapping_add(codes + AHEAD)));
-                }
+                ahead.step::<V>();
                 for part in (0..code_bytes).step_by(16) {
                     let to = self.to.as_mut_ptr().add(at(g) + 4 * VECTOR * (part / 16));
                     V::turn(&self.rows.map(<[u8]>::as_ptr), codes + part, to);
@@ -109,7 +112,23 @@ impl<'a> Gather<'a> {
     pub(super) unsafe fn floats<V: Lanes, const N: usize>(mut self) {
         let (first, count) = (self.columns.start * N, self.columns.len());
         // SAFETY: `new` saw that the rows have these columns and `to` 16 values for each.
-        unsafe { self.spread::<V, N>(first, count, |column| column * GROUP_ROWS * N) }
+        unsafe {
+            self.ahead(1).step::<V>();
+            self.spread::<V, N>(first, count, |column| column * GROUP_ROWS * N);
+        }
+    }
+
+    /// The share of the next rows that belongs to these columns, to be fetched in so many `steps`.
+    fn ahead(&self, steps: usize) -> Ahead<'a> {
+        let lines = self.next.first().map_or(0, |row| row.len().div_ceil(LINE));
+        let at = |column: usize| column * lines * self.next.len() / self.width.max(1);
+        let (first, last) = (at(self.columns.start), at(self.columns.end));
+        Ahead {
+            rows: self.next.get(first / lines.max(1)..).unwrap_or_default(),
+            line: first % lines.max(1),
+            lines,
+            per_step: (last - first).div_ceil(steps.max(1)),
+        }
     }
 
     /// Writes value `i` of each row, N bytes (1, 2 or 4), to 16 places from `to(i)` on.
@@ -155,6 +174,36 @@ impl<'a> Gather<'a> {
                 for (r, row) in rows.iter().enumerate() {
                     row.add(first + N * i).copy_to_nonoverlapping(out.add(to(i) + N * r), N);
                 }
+            }
+        }
+    }
+}
+
+/// Rows that are fetched line by line, row after row, because that is how memory is fast.
+struct Ahead<'a> {
+    rows: &'a [&'a [u8]],
+    /// The next line of the first of them.
+    line: usize,
+    /// Lines of a row.
+    lines: usize,
+    /// Lines to fetch in a step.
+    per_step: usize,
+}
+
+impl Ahead<'_> {
+    /// Fetches the next lines.
+    ///
+    /// # Safety
+    /// The features of V are enabled.
+    #[inline(always)]
+    unsafe fn step<V: Lanes>(&mut self) {
+        for _ in 0..self.per_step {
+            let Some(row) = self.rows.first() else { return };
+            // SAFETY: the features of V are enabled.
+            unsafe { V::prefetch(row.as_ptr().wrapping_add(self.line * LINE)) };
+            self.line += 1;
+            if self.line == self.lines {
+                (self.rows, self.line) = (&self.rows[1..], 0);
             }
         }
     }
