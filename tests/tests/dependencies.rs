@@ -21,13 +21,14 @@ const TOP: [&str; 3] = ["neuropil-cli", "neuropil-tests", "neuropil-benches"];
 const REFUSED: [&str; 5] = ["tokio", "async-std", "smol", "hyper", "reqwest"];
 
 /// Files and folders whose code may be unsafe.
-const UNSAFE_CODE: [&str; 6] = [
+const UNSAFE_CODE: [&str; 7] = [
     "core/device/src/arena.rs",
     "core/runtime/src/gguf/map.rs",
     "backends/cpu/src/arch/",
     "backends/cpu/src/mem.rs",
     "backends/cpu/src/pool/",
     "tests/src/counting_alloc.rs",
+    "benches/src/loops/",
 ];
 
 /// Lines that a source file may have.
