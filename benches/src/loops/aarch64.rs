@@ -68,7 +68,9 @@ fn fmla(steps: usize) {
         let (a, b) = black_box((vdupq_n_f32(0.5), vdupq_n_f32(0.25)));
         let mut sums = black_box([vdupq_n_f32(0.0); SUMS]);
         for _ in 0..steps {
-            sums = sums.map(|sum| vfmaq_f32(sum, a, b));
+            for sum in &mut sums {
+                *sum = vfmaq_f32(*sum, a, b);
+            }
         }
         black_box(sums);
     }

@@ -122,7 +122,9 @@ fn fma_256(steps: usize) {
         let (a, b) = black_box((_mm256_set1_ps(0.5), _mm256_set1_ps(0.25)));
         let mut sums = black_box([_mm256_setzero_ps(); 12]);
         for _ in 0..steps {
-            sums = sums.map(|sum| _mm256_fmadd_ps(a, b, sum));
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(a, b, *sum);
+            }
         }
         black_box(sums);
     }
@@ -136,7 +138,9 @@ fn fma_512(steps: usize) {
         let (a, b) = black_box((_mm512_set1_ps(0.5), _mm512_set1_ps(0.25)));
         let mut sums = black_box([_mm512_setzero_ps(); 16]);
         for _ in 0..steps {
-            sums = sums.map(|sum| _mm512_fmadd_ps(a, b, sum));
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
         }
         black_box(sums);
     }
@@ -175,7 +179,9 @@ fn dpbusd_256(steps: usize) {
         let (a, b) = black_box((_mm256_set1_epi8(3), _mm256_set1_epi8(1)));
         let mut sums = black_box([_mm256_setzero_si256(); 12]);
         for _ in 0..steps {
-            sums = sums.map(|sum| _mm256_dpbusd_avx_epi32(sum, a, b));
+            for sum in &mut sums {
+                *sum = _mm256_dpbusd_avx_epi32(*sum, a, b);
+            }
         }
         black_box(sums);
     }
@@ -189,7 +195,9 @@ fn dpbusd_512(steps: usize) {
         let (a, b) = black_box((_mm512_set1_epi8(3), _mm512_set1_epi8(1)));
         let mut sums = black_box([_mm512_setzero_si512(); 16]);
         for _ in 0..steps {
-            sums = sums.map(|sum| _mm512_dpbusd_epi32(sum, a, b));
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
         }
         black_box(sums);
     }
@@ -204,7 +212,9 @@ fn dpbf16_512(steps: usize) {
         let (a, b) = black_box((half, half));
         let mut sums = black_box([_mm512_setzero_ps(); 16]);
         for _ in 0..steps {
-            sums = sums.map(|sum| _mm512_dpbf16_ps(sum, a, b));
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, a, b);
+            }
         }
         black_box(sums);
     }
