@@ -80,8 +80,13 @@ impl<'a> Product<'a> {
         let Product { weight, tokens, input, y } = self;
         let groups = pool.chunk_len(weight.groups(), 4).next_multiple_of(4);
         let columns = Columns::new(y, *tokens, weight.rows(), weight.rows());
-        let input_of =
-            || if weight.dtype().is_quantized() { Input::Quantized(&input.acts) } else { Input::Floats(&input.x) };
+        let input_of = || {
+            if weight.dtype().is_quantized() {
+                Input::Quantized(&input.acts)
+            } else {
+                Input::Floats(&input.x)
+            }
+        };
         pool.run(weight.groups().div_ceil(groups), &|_| {
             if let Some(range) = columns.claim(groups) {
                 matmul_groups(input.isa, weight, input_of(), range, false);

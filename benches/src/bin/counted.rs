@@ -70,7 +70,10 @@ fn main() {
         Some(name) => match all.iter().find(|isa| isa.name() == name) {
             Some(isa) => *isa,
             None => {
-                eprintln!("this machine has no {name}, only {:?}", all.iter().map(|i| i.name()).collect::<Vec<_>>());
+                eprintln!(
+                    "this machine has no {name}, only {:?}",
+                    all.iter().map(|i| i.name()).collect::<Vec<_>>()
+                );
                 std::process::exit(3);
             }
         },

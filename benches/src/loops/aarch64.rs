@@ -50,7 +50,9 @@ fn stream_128<const S: usize>(bytes: &[u8], order: Order) {
                 if order.ahead > 0 {
                     let ahead = from.wrapping_add(order.ahead);
                     // SAFETY: a prefetch may be of any address.
-                    unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) ahead, options(nostack, preserves_flags)) };
+                    unsafe {
+                        asm!("prfm pldl1keep, [{0}]", in(reg) ahead, options(nostack, preserves_flags))
+                    };
                 }
                 for part in 0..4 {
                     // SAFETY: within the 64 bytes; every aarch64 has NEON.

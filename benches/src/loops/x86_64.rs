@@ -21,7 +21,12 @@ pub fn arithmetic() -> Vec<Arithmetic> {
     let mut all = Vec::new();
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         all.push(Arithmetic { name: "fma 256", values: "f32", operations: 2 * 8 * 12, run: fma_256 });
-        all.push(Arithmetic { name: "maddubs 256", values: "int8", operations: 2 * 32 * 8, run: maddubs_256 });
+        all.push(Arithmetic {
+            name: "maddubs 256",
+            values: "int8",
+            operations: 2 * 32 * 8,
+            run: maddubs_256,
+        });
     }
     if is_x86_feature_detected!("avxvnni") {
         all.push(Arithmetic { name: "dpbusd 256", values: "int8", operations: 2 * 32 * 12, run: dpbusd_256 });
@@ -29,7 +34,12 @@ pub fn arithmetic() -> Vec<Arithmetic> {
     if is_x86_feature_detected!("avx512f") {
         all.push(Arithmetic { name: "fma 512", values: "f32", operations: 2 * 16 * 16, run: fma_512 });
         if is_x86_feature_detected!("avx512vnni") {
-            all.push(Arithmetic { name: "dpbusd 512", values: "int8", operations: 2 * 64 * 16, run: dpbusd_512 });
+            all.push(Arithmetic {
+                name: "dpbusd 512",
+                values: "int8",
+                operations: 2 * 64 * 16,
+                run: dpbusd_512,
+            });
         }
         if is_x86_feature_detected!("avx512bf16") {
             let name = "dpbf16ps 512";
@@ -160,7 +170,9 @@ fn maddubs_256(steps: usize) {
             for (weight, sums) in weights.iter_mut().zip(&mut sums) {
                 // SAFETY: no instruction. The compiler must think that the weight changes, or it moves the products
                 // out of the loop.
-                unsafe { asm!("/* {0} */", inout(ymm_reg) *weight, options(nomem, nostack, preserves_flags)) };
+                unsafe {
+                    asm!("/* {0} */", inout(ymm_reg) * weight, options(nomem, nostack, preserves_flags))
+                };
                 for (sum, token) in sums.iter_mut().zip(tokens) {
                     let pairs = _mm256_maddubs_epi16(*weight, token);
                     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
