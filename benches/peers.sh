@@ -48,7 +48,7 @@ source=$dir/llama_cpp_python-$version
 if [ ! -d "$source/vendor/llama.cpp" ]; then
     say "sources"
     if [ ! -e "$source.tar.gz" ]; then
-        pip download --quiet --no-deps --no-binary llama-cpp-python --no-build-isolation \
+        python3 -m pip download --quiet --no-deps --no-binary llama-cpp-python \
             --dest "$dir" "llama-cpp-python==$version"
     fi
     tar -xzf "$source.tar.gz" -C "$dir"

@@ -8,7 +8,7 @@
 //! of the peak of int8 (for float weights: of f32), both measured in the same run.
 
 use neuropil_benches::measure::{Spread, median, seconds};
-use neuropil_benches::products::{Product, Quantise, weight};
+use neuropil_benches::products::{Product, Quantise, timed_weight, weight};
 use neuropil_benches::roofline::{self, Caches, Limit};
 use neuropil_cpu::pack::Packed;
 use neuropil_cpu::{Isa, Pool, Topology};
@@ -55,13 +55,8 @@ struct Weights {
 impl Weights {
     fn new(dtype: DType) -> Weights {
         let rows = (128 << 20) / dtype.row_bytes(COLS).expect("a valid width") / 16 * 16;
-        let (large, pack_speed) = weight(dtype, rows, COLS);
-        Weights {
-            large,
-            pack_speed,
-            small: weight(dtype, 512, COLS).0,
-            wide: weight(dtype, WIDE_ROWS, COLS).0,
-        }
+        let (large, pack_speed) = timed_weight(dtype, rows, COLS);
+        Weights { large, pack_speed, small: weight(dtype, 512, COLS), wide: weight(dtype, WIDE_ROWS, COLS) }
     }
 }
 

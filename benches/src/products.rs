@@ -8,15 +8,28 @@ use neuropil_device::quant::{ACT_BLOCK, quantize_row};
 
 use crate::measure::seconds;
 
-/// A weight whose rows are all the same quantised wave, and how many bytes were packed in a second.
-///
-/// # Panics
-/// When the shape is none of the type, or there is no memory.
-pub fn weight(dtype: DType, rows: usize, cols: usize) -> (Packed, f64) {
+/// The bytes of a weight whose rows are all the same quantised wave.
+fn rows_of(dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
     let wave: Vec<f32> = (0..cols).map(|k| (k as f32 * 0.7).sin() * 0.1).collect();
     let mut row = vec![0; dtype.row_bytes(cols).expect("a valid width")];
     quantize_row(dtype, &wave, &mut row);
-    let bytes = row.repeat(rows);
+    row.repeat(rows)
+}
+
+/// A packed weight.
+///
+/// # Panics
+/// When the shape is none of the type, or there is no memory.
+pub fn weight(dtype: DType, rows: usize, cols: usize) -> Packed {
+    pack(dtype, rows, cols, &rows_of(dtype, rows, cols), None).expect("memory for a bench")
+}
+
+/// A packed weight, and how many of its bytes were packed in a second.
+///
+/// # Panics
+/// When the shape is none of the type, or there is no memory.
+pub fn timed_weight(dtype: DType, rows: usize, cols: usize) -> (Packed, f64) {
+    let bytes = rows_of(dtype, rows, cols);
     // The first packing also pays for fresh memory, as a load does not when it recycles.
     let mut packed = Some(pack(dtype, rows, cols, &bytes, None).expect("memory for a bench"));
     let time = seconds(|| {
