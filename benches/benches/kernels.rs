@@ -1,80 +1,98 @@
-//! Speed of the matmul kernels on one thread, per weight type.
+//! Speed of the matmul kernels per weight type, with one thread and with many, beside the machine's own limits.
 //!
 //! `cargo bench -p neuropil-benches --bench kernels [-- TYPE ISA]` prints, for a weight of over 100 MB, the bytes
 //! read per second with 1 token (the bound is memory), and for one that stays in the cache the operations per second
-//! with 8, 64 and 256 tokens; and how many activations are quantised in a second. Each type is measured twice: with no
-//! activations that stand out, and with some in one block of 20, which are multiplied twice. Figures are medians.
+//! with 8, 64 and 256 tokens; then those of a wide product, 512 tokens with a weight of 14336 x 4096; and how many
+//! activations are quantised in a second. With one thread each type is also measured with some activations that stand
+//! out in one block of 20, which are multiplied twice. Figures are medians; shares are of the best streaming read and
+//! of the peak of int8 (for float weights: of f32), both measured in the same run.
 
-use neuropil_cpu::kernels::{Activations, Input, matmul_groups};
-use neuropil_cpu::pack::{Packed, pack};
-use neuropil_cpu::{Columns, Isa};
+use neuropil_benches::measure::{Spread, median, seconds};
+use neuropil_benches::products::{Product, Quantise, timed_weight, weight};
+use neuropil_benches::roofline::{self, Caches, Limit};
+use neuropil_cpu::pack::Packed;
+use neuropil_cpu::{Isa, Pool, Topology};
 use neuropil_device::DType;
-use neuropil_device::quant::{ACT_BLOCK, quantize_row};
-use std::hint::black_box;
-use std::time::{Duration, Instant};
 
-/// Median seconds of a call; at least 5 calls and about a quarter of a second.
-fn median(mut f: impl FnMut()) -> f64 {
-    f();
-    let (start, mut times) = (Instant::now(), Vec::new());
-    while times.len() < 5 || start.elapsed() < Duration::from_millis(250) {
-        let t = Instant::now();
-        f();
-        times.push(t.elapsed().as_secs_f64());
+const COLS: usize = 4096;
+const WIDE_ROWS: usize = 14336;
+const WIDE_TOKENS: usize = 512;
+const WIDE_REPEATS: usize = 3;
+
+/// What one number of threads can do at most.
+struct Roof {
+    pool: Pool,
+    memory: Limit,
+    arithmetic: Vec<Limit>,
+}
+
+impl Roof {
+    /// The peak of what a weight of this type is multiplied with.
+    fn peak(&self, dtype: DType) -> Option<&Limit> {
+        let values = if dtype.is_quantized() { "int8" } else { "f32" };
+        let speed = |l: &&Limit| l.speed.median;
+        self.arithmetic.iter().filter(|l| l.what == values).max_by(|a, b| speed(a).total_cmp(&speed(b)))
     }
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
-/// A weight whose rows are all the same quantised wave, and how fast it was packed in bytes per second.
-fn weight(dtype: DType, rows: usize, cols: usize) -> (Packed, f64) {
-    let wave: Vec<f32> = (0..cols).map(|k| (k as f32 * 0.7).sin() * 0.1).collect();
-    let mut row = vec![0; dtype.row_bytes(cols).expect("a valid width")];
-    quantize_row(dtype, &wave, &mut row);
-    let bytes = row.repeat(rows);
-    // The first packing also pays for fresh memory, as a load does not when it recycles.
-    let fresh = pack(Isa::detect(), dtype, rows, cols, &bytes, None).expect("memory for a bench");
-    let start = Instant::now();
-    let packed = pack(Isa::detect(), dtype, rows, cols, &bytes, Some(fresh)).expect("memory for a bench");
-    (packed, bytes.len() as f64 / start.elapsed().as_secs_f64())
+fn roofs() -> Vec<Roof> {
+    let mut threads = vec![1, Topology::detect().default_threads()];
+    threads.dedup();
+    let pools: Vec<Pool> = threads.into_iter().map(roofline::pool).collect();
+    let memory = roofline::memory(&pools, Caches::detect());
+    let both = pools.into_iter().zip(memory);
+    both.map(|(pool, memory)| Roof { arithmetic: roofline::arithmetic(&pool, None), pool, memory }).collect()
 }
 
-/// Activations, of which some blocks stand out of each row.
-fn activations(tokens: usize, cols: usize, outliers: bool) -> Vec<f32> {
-    let factor = |i: usize| if outliers && i % cols / ACT_BLOCK % 20 == 7 { 30.0 } else { 1.0 };
-    (0..tokens * cols).map(|i| (i as f32 * 0.1).sin() * factor(i)).collect()
+/// The weights of one type that are measured.
+struct Weights {
+    large: Packed,
+    small: Packed,
+    wide: Packed,
+    pack_speed: f64,
 }
 
-fn seconds(isa: Isa, w: &Packed, tokens: usize, outliers: bool) -> f64 {
-    let (rows, cols) = (w.rows(), w.cols());
-    let x = activations(tokens, cols, outliers);
-    let mut acts = Activations::new().expect("memory for a bench");
-    let mut y = vec![0.0; tokens * rows];
-    if w.dtype().is_quantized() {
-        acts.reserve(tokens, cols).expect("memory for a bench");
-        acts.quantize(isa, &x);
+impl Weights {
+    fn new(dtype: DType) -> Weights {
+        let rows = (128 << 20) / dtype.row_bytes(COLS).expect("a valid width") / 16 * 16;
+        let (large, pack_speed) = timed_weight(dtype, rows, COLS);
+        Weights { large, pack_speed, small: weight(dtype, 512, COLS), wide: weight(dtype, WIDE_ROWS, COLS) }
     }
-    median(|| {
-        let input = if w.dtype().is_quantized() { Input::Quantized(&acts) } else { Input::Floats(&x) };
-        let columns = Columns::new(&mut y, tokens, rows, rows);
-        while let Some(range) = columns.claim(8) {
-            matmul_groups(isa, w, input, range, false);
-        }
-        black_box(&mut y);
-    })
 }
 
-/// Activations quantised in a second.
-fn quantise_speed(isa: Isa, cols: usize, outliers: bool) -> f64 {
-    let tokens = 64;
-    let x = activations(tokens, cols, outliers);
-    let mut acts = Activations::new().expect("memory for a bench");
-    acts.reserve(tokens, cols).expect("memory for a bench");
-    let time = median(|| {
-        acts.quantize(isa, &x);
-        black_box(&mut acts);
+fn row(isa: Isa, w: &Weights, roof: &Roof, outliers: bool) {
+    let (pool, dtype) = (&roof.pool, w.small.dtype());
+    let time = |weight: &Packed, tokens: usize| {
+        let mut product = Product::new(isa, weight, tokens, outliers);
+        (median(|| product.run(pool)), product.operations() * 1e-9)
+    };
+    let stream = w.large.bytes().len() as f64 * 1e-9 / time(&w.large, 1).0;
+    let gops = [8, 64, 256].map(|tokens| {
+        let (time, operations) = time(&w.small, tokens);
+        operations / time
     });
-    x.len() as f64 / time
+    let mut wide = Product::new(isa, &w.wide, WIDE_TOKENS, outliers);
+    let wide_times = (0..WIDE_REPEATS).map(|_| seconds(|| wide.run(pool))).collect();
+    let wide_speed = wide.operations() * 1e-9 / Spread::of(wide_times).median;
+    let share = roof.peak(dtype).map_or(f64::NAN, |peak| 100.0 * wide_speed / peak.speed.median);
+    let mut quantise = Quantise::new(isa, 64, COLS, outliers);
+    let quantised = (64 * COLS) as f64 * 1e-9 / median(|| quantise.run(pool));
+    println!(
+        "{:<14} {:<5} {:>7} {:>9} {:>6.2} | {:>6.1} {:>4.0} % | {:>6.0} {:>6.0} {:>6.0} | {:>6.0} {:>4.0} % | {:>6.2}",
+        isa.name(),
+        dtype.name(),
+        pool.threads(),
+        if outliers { "5 %" } else { "none" },
+        w.pack_speed * 1e-9,
+        stream,
+        100.0 * stream / roof.memory.speed.median,
+        gops[0],
+        gops[1],
+        gops[2],
+        wide_speed,
+        share,
+        quantised,
+    );
 }
 
 fn main() {
@@ -84,8 +102,40 @@ fn main() {
     let isas: Vec<Isa> = Isa::all_available();
     let isa_names: Vec<&str> = isas.iter().map(|i| i.name()).collect();
     let type_names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+
+    let roofs = roofs();
+    for roof in &roofs {
+        let of = |dtype| {
+            roof.peak(dtype).map_or("unknown".into(), |l| format!("{:.0} GOP/s ({})", l.speed.median, l.how))
+        };
+        println!(
+            "{} threads: read {:.1} GB/s ({}), int8 {}, f32 {}",
+            roof.pool.threads(),
+            roof.memory.speed.median,
+            roof.memory.how,
+            of(DType::Q4_0),
+            of(DType::F32),
+        );
+    }
     println!(
-        "isa            type  stand out  pack GB/s | 1 token GB/s | GOP/s at 8      64     256 tokens | quantise G/s"
+        "{:<14} {:<5} {:>7} {:>9} {:>6} | {:>13} | {:>20} | {:>13} | {:>6}",
+        "", "", "", "", "pack", "1 token", "GOP/s with tokens", "wide product", "quant"
+    );
+    println!(
+        "{:<14} {:<5} {:>7} {:>9} {:>6} | {:>6} {:>6} | {:>6} {:>6} {:>6} | {:>6} {:>6} | {:>6}",
+        "isa",
+        "type",
+        "threads",
+        "stand out",
+        "GB/s",
+        "GB/s",
+        "share",
+        "8",
+        "64",
+        "256",
+        "GOP/s",
+        "share",
+        "G/s"
     );
     for isa in isas {
         if if any_of(&isa_names) { !chosen(isa.name()) } else { isa != Isa::detect() } {
@@ -95,30 +145,12 @@ fn main() {
             if any_of(&type_names) && !chosen(dtype.name()) {
                 continue;
             }
-            let cols = 4096;
-            let rows = (128 << 20) / dtype.row_bytes(cols).expect("a valid width") / 16 * 16;
-            let (large, pack_speed) = weight(dtype, rows, cols);
-            let (small, ..) = weight(dtype, 512, cols);
-            for outliers in [false, true] {
-                if outliers && !dtype.is_quantized() {
-                    continue;
-                }
-                let stream = large.bytes().len() as f64 / seconds(isa, &large, 1, outliers);
-                let gops = [8, 64, 256].map(|tokens| {
-                    2.0 * (512 * cols * tokens) as f64 / seconds(isa, &small, tokens, outliers) * 1e-9
-                });
-                println!(
-                    "{:<14} {:<5} {:>9}  {:>9.2} | {:>12.1} | {:>10.0} {:>7.0} {:>7.0}        | {:>12.2}",
-                    isa.name(),
-                    dtype.name(),
-                    if outliers { "5 %" } else { "none" },
-                    pack_speed * 1e-9,
-                    stream * 1e-9,
-                    gops[0],
-                    gops[1],
-                    gops[2],
-                    quantise_speed(isa, cols, outliers) * 1e-9,
-                );
+            let weights = Weights::new(dtype);
+            for roof in &roofs {
+                row(isa, &weights, roof, false);
+            }
+            if dtype.is_quantized() {
+                row(isa, &weights, &roofs[0], true);
             }
         }
     }

@@ -29,6 +29,7 @@ const UNSAFE_CODE: [&str; 7] = [
     "backends/cpu/src/mem.rs",
     "backends/cpu/src/pool/",
     "tests/src/counting_alloc.rs",
+    "benches/src/loops/",
 ];
 
 /// Lines that a source file may have.
