@@ -1,5 +1,40 @@
 //! The vector operations that the kernels are written in.
 
+/// What the products of a tile's tokens start from: `-offset` times the sum of the activations' codes.
+#[derive(Clone, Copy)]
+pub(super) struct Start {
+    /// What each weight's code is too large by.
+    pub offset: i32,
+    /// The sum of each token of the tile.
+    pub sum: *const i32,
+    /// What to take off each sum.
+    pub less: Option<*const i32>,
+}
+
+impl Start {
+    /// The start of token `t`.
+    ///
+    /// # Safety
+    /// There are sums of such a token.
+    #[inline(always)]
+    pub unsafe fn of(&self, t: usize) -> i32 {
+        // SAFETY: as for this function.
+        unsafe {
+            let less = match self.less {
+                Some(less) => less.add(t).read_unaligned(),
+                None => 0,
+            };
+            -self.offset * (self.sum.add(t).read_unaligned() - less)
+        }
+    }
+
+    /// That of the tokens from `t` on.
+    #[inline(always)]
+    pub fn at(self, t: usize) -> Start {
+        Start { sum: self.sum.wrapping_add(t), less: self.less.map(|less| less.wrapping_add(t)), ..self }
+    }
+}
+
 /// A vector instruction set that works on [`Self::LANES`] rows at a time.
 ///
 /// # Safety
@@ -11,6 +46,9 @@ pub(super) trait Lanes {
     const LANES: usize;
     /// Whether [`Self::dot`] takes the bias of 128 off codes of 8 bits.
     const SIGNED_BYTES: bool = false;
+    /// Whether a product takes a factor from a lane of a register: then numbers are loaded several at a time, those of
+    /// two tokens with the `pair` operations, and of four columns with [`Self::fma_four`].
+    const BY_LANE: bool = false;
     /// `4 * LANES` bytes: four codes of each row.
     type W: Copy;
     /// An i32 per row.
@@ -29,9 +67,28 @@ pub(super) trait Lanes {
     unsafe fn high(w: Self::W) -> Self::W;
     /// `w | bit << TO`, with bit `STEP` of each byte of `plane`; TO is 4 or 5.
     unsafe fn add_bit<const STEP: u32, const TO: u32>(w: Self::W, plane: Self::W) -> Self::W;
-    /// `init + Σ codes · q` per row over N steps of 4 columns. The codes are unsigned and have `BITS` bits; `q` is
-    /// good for `4 * N` bytes and holds i8 above -128.
-    unsafe fn dot<const BITS: u32, const N: usize>(w: &[Self::W; N], q: *const u8, init: Self::I) -> Self::I;
+    /// `init + Σ codes · q` per row over N steps of 4 columns. The codes are unsigned and have `BITS` bits. The codes
+    /// q of a token are i8 above -128; each 8 of them, for two steps, lie `EIGHTS` bytes behind those before.
+    unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
+        w: &[Self::W; N],
+        q: *const u8,
+        init: Self::I,
+    ) -> Self::I;
+    /// The same for the two tokens of a pair, of which 8 codes each take turns.
+    #[inline(always)]
+    unsafe fn dot_pair<const BITS: u32, const N: usize>(
+        w: &[Self::W; N],
+        q: *const u8,
+        start: Start,
+    ) -> [Self::I; 2] {
+        // SAFETY: as for this function; the second token's codes lie behind 8 of the first.
+        unsafe {
+            [
+                Self::dot::<BITS, N, 16>(w, q, Self::splat_i(start.of(0))),
+                Self::dot::<BITS, N, 16>(w, q.add(8), Self::splat_i(start.of(1))),
+            ]
+        }
+    }
     /// The same integer for each row.
     unsafe fn splat_i(x: i32) -> Self::I;
     /// Integers as floats.
@@ -59,6 +116,26 @@ pub(super) trait Lanes {
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a · s` for two numbers s.
+    #[inline(always)]
+    unsafe fn mul_pair(a: Self::F, s: *const f32) -> [Self::F; 2] {
+        // SAFETY: s is good for two numbers.
+        unsafe { [0, 1].map(|t| Self::mul(a, Self::splat(s.add(t).read_unaligned()))) }
+    }
+    /// `a · s + c` for two numbers s, each rounded once.
+    #[inline(always)]
+    unsafe fn fma_pair(a: Self::F, s: *const f32, c: [Self::F; 2]) -> [Self::F; 2] {
+        // SAFETY: s is good for two numbers.
+        unsafe { [0, 1].map(|t| Self::fma(a, Self::splat(s.add(t).read_unaligned()), c[t])) }
+    }
+    /// `c + a[0] · s[0] + … + a[3] · s[3]`, one after the other.
+    #[inline(always)]
+    unsafe fn fma_four(a: &[Self::F; 4], s: *const f32, c: Self::F) -> Self::F {
+        // SAFETY: s is good for four numbers.
+        let s = unsafe { s.cast::<[f32; 4]>().read_unaligned() };
+        // SAFETY: as for this function.
+        a.iter().zip(s).fold(c, |c, (a, s)| unsafe { Self::fma(*a, Self::splat(s), c) })
+    }
 
     /// The largest magnitude of 32 floats as bits, sign bits off.
     unsafe fn max_magnitude(x: *const f32) -> u32;

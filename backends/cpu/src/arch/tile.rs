@@ -9,10 +9,10 @@
 #![allow(clippy::needless_range_loop)] // sums over tokens index several arrays alike
 
 use super::format::{FloatFormat, Format, codes as weight_codes};
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Start};
 use super::passes::{Sums, VectorAt};
 use super::{FloatRows, Job};
-use crate::kernels::{Input, RECORD, TILE};
+use crate::kernels::{Input, RECORD, TILE, codes_at, eights};
 use crate::pack::{GROUP_ROWS, VECTOR};
 use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE, add_energy, is_outlier};
 use std::hint::cold_path;
@@ -105,7 +105,19 @@ impl<F: FloatFormat> Sums for Floats<F> {
             let mut total = [[V::splat(0.0); T]; N];
             for start in (0..cols).step_by(SLICE) {
                 let mut acc = [[V::splat(0.0); T]; N];
-                for k in start..cols.min(start + SLICE) {
+                let end = cols.min(start + SLICE);
+                let single = if V::BY_LANE { start + (end - start) / 4 * 4 } else { start };
+                for k in (start..single).step_by(4) {
+                    for v in 0..N {
+                        let w = [0, 1, 2, 3].map(|i| {
+                            F::load::<V>(w[v].group.add(((k + i) * GROUP_ROWS + w[v].r) * F::BYTES))
+                        });
+                        for t in 0..T {
+                            acc[v][t] = V::fma_four(&w, x.add(t * cols + k), acc[v][t]);
+                        }
+                    }
+                }
+                for k in single..end {
                     for v in 0..N {
                         let w = F::load::<V>(w[v].group.add((k * GROUP_ROWS + w[v].r) * F::BYTES));
                         for t in 0..T {
@@ -150,71 +162,168 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
         let c = weight_codes::<V, F>(w, r);
         let scales = F::scales::<V>(head, w, r);
         let halves = F::halves::<V>(w, r);
-        for t in 0..T {
-            acc[t] = add::<V, F>(&c, scales, halves, a, T, t, acc[t]);
+        if V::BY_LANE && T > 1 {
+            for t in (0..T).step_by(2) {
+                let sums = add_pair::<V, F>(&c, scales, halves, a, T, t, [acc[t], acc[t + 1]]);
+                [acc[t], acc[t + 1]] = sums;
+            }
+        } else {
+            for t in 0..T {
+                acc[t] = add::<V, F, T>(&c, scales, halves, a, t, acc[t]);
+            }
         }
         if a.add(T * (ACT_BLOCK + 16)).cast::<u32>().read_unaligned() != 0 {
             cold_path();
             let a = a.add(fine);
             for t in 0..T {
                 if scale(a, T, t) != 0.0 {
-                    acc[t] = add::<V, F>(&c, scales, halves, a, T, t, acc[t]);
+                    acc[t] = if V::BY_LANE && T > 1 {
+                        let sums = add_pair::<V, F>(&c, scales, halves, a, T, t / 2 * 2, [acc[t]; 2]);
+                        sums[t % 2]
+                    } else {
+                        add::<V, F, T>(&c, scales, halves, a, t, acc[t])
+                    };
                 }
             }
         }
     }
 }
 
-/// Adds the products of 32 columns with token t of a record of height h.
+/// Adds the products of 32 columns with token t of a record of height T.
 ///
 /// # Safety
-/// The features of V are enabled, and the record has a token t of h.
+/// The features of V are enabled, and the record has a token t of T.
 #[inline(always)]
-unsafe fn add<V: Lanes, F: Format>(
+unsafe fn add<V: Lanes, F: Format, const T: usize>(
+    c: &[V::W; 8],
+    [dw, mw]: [V::F; 2],
+    halves: [V::F; 2],
+    record: *const u8,
+    t: usize,
+    acc: V::F,
+) -> V::F {
+    // SAFETY: as for this function.
+    unsafe {
+        let q = record.add(codes_at(T, t));
+        let i = if F::HALVES {
+            let [low, high] = starts::<V, F>(record, T).map(|s| s.of(t));
+            let c_low = [c[0], c[1], c[2], c[3]];
+            let c_high = [c[4], c[5], c[6], c[7]];
+            let low_dot = dot::<V, F, 4, T>(&c_low, q, low);
+            let high_dot = dot::<V, F, 4, T>(&c_high, q.add(2 * eights(T)), high);
+            // Exact: each product and their sum are integers below 2^24.
+            V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
+        } else {
+            V::to_f(dot::<V, F, 8, T>(c, q, start::<V, F>(record, T).of(t)))
+        };
+        let acc = V::fma(V::mul(dw, V::splat(scale(record, T, t))), i, acc);
+        let d_sum = record.add(T * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
+        if F::MIN { V::fma(mw, V::splat(d_sum), acc) } else { acc }
+    }
+}
+
+/// The same for the two tokens from t on, which is even.
+///
+/// # Safety
+/// The features of V are enabled, and the record has tokens t and t + 1 of h.
+#[inline(always)]
+unsafe fn add_pair<V: Lanes, F: Format>(
     c: &[V::W; 8],
     [dw, mw]: [V::F; 2],
     halves: [V::F; 2],
     record: *const u8,
     h: usize,
     t: usize,
-    acc: V::F,
-) -> V::F {
+    acc: [V::F; 2],
+) -> [V::F; 2] {
     // SAFETY: as for this function.
     unsafe {
-        let q = record.add(t * ACT_BLOCK);
-        let d_sum = record.add(h * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
-        let sum = record.add(h * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().read_unaligned();
+        let q = record.add(codes_at(h, t));
         let i = if F::HALVES {
-            let low = record.add(h * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().read_unaligned();
-            let c_low = [c[0], c[1], c[2], c[3]];
-            let c_high = [c[4], c[5], c[6], c[7]];
-            let low_dot = dot::<V, F, 4>(&c_low, q, low);
-            let high_dot = dot::<V, F, 4>(&c_high, q.add(16), sum - low);
-            // Exact: each product and their sum are integers below 2^24.
-            V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
+            let [low, high] = starts::<V, F>(record, h).map(|s| s.at(t));
+            let low = dot_pair::<V, F, 4>(&[c[0], c[1], c[2], c[3]], q, low);
+            let high = dot_pair::<V, F, 4>(&[c[4], c[5], c[6], c[7]], q.add(ACT_BLOCK), high);
+            // Exact, as above.
+            let sum = |t: usize| V::fma(V::to_f(high[t]), halves[1], V::mul(V::to_f(low[t]), halves[0]));
+            [sum(0), sum(1)]
         } else {
-            V::to_f(dot::<V, F, 8>(c, q, sum))
+            dot_pair::<V, F, 8>(c, q, start::<V, F>(record, h).at(t)).map(|i| V::to_f(i))
         };
-        let acc = V::fma(V::mul(dw, V::splat(scale(record, h, t))), i, acc);
-        if F::MIN { V::fma(mw, V::splat(d_sum), acc) } else { acc }
+        let d = V::mul_pair(dw, record.add(h * ACT_BLOCK + 4 * t).cast());
+        let acc = [V::fma(d[0], i[0], acc[0]), V::fma(d[1], i[1], acc[1])];
+        let d_sum = record.add(h * (ACT_BLOCK + 4) + 4 * t).cast();
+        if F::MIN { V::fma_pair(mw, d_sum, acc) } else { acc }
     }
 }
 
-/// `Σ (code − OFFSET) · q` over N steps, where the q sum to `sum`.
+/// What the products of 32 columns start from.
 ///
 /// # Safety
-/// The features of V are enabled, and `q` is good for 4 bytes for each step.
+/// The record is one of height h.
 #[inline(always)]
-unsafe fn dot<V: Lanes, F: Format, const N: usize>(c: &[V::W; N], q: *const u8, sum: i32) -> V::I {
+unsafe fn start<V: Lanes, F: Format>(record: *const u8, h: usize) -> Start {
+    let offset = if F::PACKED.bits == 8 && V::SIGNED_BYTES { 0 } else { F::OFFSET };
+    // SAFETY: as for this function.
+    Start { offset, sum: unsafe { record.add(h * (ACT_BLOCK + 8)).cast() }, less: None }
+}
+
+/// What the products of the first and of the last 16 columns start from.
+///
+/// # Safety
+/// The record is one of height h.
+#[inline(always)]
+unsafe fn starts<V: Lanes, F: Format>(record: *const u8, h: usize) -> [Start; 2] {
     // SAFETY: as for this function.
     unsafe {
-        let offset = if F::PACKED.bits == 8 && V::SIGNED_BYTES { 0 } else { F::OFFSET };
-        let init = V::splat_i(-offset * sum);
+        let both = start::<V, F>(record, h);
+        let low = record.add(h * (ACT_BLOCK + 12)).cast();
+        [Start { sum: low, ..both }, Start { less: Some(low), ..both }]
+    }
+}
+
+/// `init + Σ code · q` over N steps of one token of a record of height T.
+///
+/// # Safety
+/// The features of V are enabled, and `q` is good for the codes of the steps.
+#[inline(always)]
+unsafe fn dot<V: Lanes, F: Format, const N: usize, const T: usize>(
+    c: &[V::W; N],
+    q: *const u8,
+    init: i32,
+) -> V::I {
+    // SAFETY: as for this function.
+    unsafe {
+        let init = V::splat_i(init);
+        match (F::PACKED.bits, T) {
+            (4, 1) => V::dot::<4, N, 8>(c, q, init),
+            (4, _) => V::dot::<4, N, 16>(c, q, init),
+            (5, 1) => V::dot::<5, N, 8>(c, q, init),
+            (5, _) => V::dot::<5, N, 16>(c, q, init),
+            (6, 1) => V::dot::<6, N, 8>(c, q, init),
+            (6, _) => V::dot::<6, N, 16>(c, q, init),
+            (_, 1) => V::dot::<8, N, 8>(c, q, init),
+            (_, _) => V::dot::<8, N, 16>(c, q, init),
+        }
+    }
+}
+
+/// The same for a pair of tokens.
+///
+/// # Safety
+/// As for [`dot`], with the codes and sums of a pair.
+#[inline(always)]
+unsafe fn dot_pair<V: Lanes, F: Format, const N: usize>(
+    c: &[V::W; N],
+    q: *const u8,
+    start: Start,
+) -> [V::I; 2] {
+    // SAFETY: as for this function.
+    unsafe {
         match F::PACKED.bits {
-            4 => V::dot::<4, N>(c, q, init),
-            5 => V::dot::<5, N>(c, q, init),
-            6 => V::dot::<6, N>(c, q, init),
-            _ => V::dot::<8, N>(c, q, init),
+            4 => V::dot_pair::<4, N>(c, q, start),
+            5 => V::dot_pair::<5, N>(c, q, start),
+            6 => V::dot_pair::<6, N>(c, q, start),
+            _ => V::dot_pair::<8, N>(c, q, start),
         }
     }
 }
@@ -241,13 +350,14 @@ pub(super) unsafe fn quantize<V: Lanes>(x: FloatRows, records: &mut [u8]) {
         for block in 0..x.blocks {
             let record = coarse.add(block * h * RECORD);
             let mut refined = [false; TILE];
+            let mut codes = [[0; ACT_BLOCK]; TILE];
             for t in 0..h {
                 let amax = scale(record, h, t);
                 refined[t] = amax.is_finite() && is_outlier(amax, energies[t], x.blocks);
                 if amax.is_finite() {
-                    codes::<V>(record, h, t, x.at(t, block), amax / 127.0, 127.0 / amax);
+                    codes[t] = quantize_codes::<V>(record, h, t, x.at(t, block), amax / 127.0, 127.0 / amax);
                 } else {
-                    record.add(t * ACT_BLOCK).write_bytes(0, ACT_BLOCK);
+                    put_codes(record, h, t, [0; ACT_BLOCK]);
                     put(record, h, t, f32::NAN, 0, 0);
                 }
             }
@@ -256,10 +366,9 @@ pub(super) unsafe fn quantize<V: Lanes>(x: FloatRows, records: &mut [u8]) {
                 record.add(h * (ACT_BLOCK + 16) + 4 * t).cast::<u32>().write_unaligned(u32::from(any));
                 if refined[t] {
                     let d = scale(record, h, t);
-                    let q = record.add(t * ACT_BLOCK).cast::<[i8; ACT_BLOCK]>().read();
                     let mut left = x.at(t, block).cast::<[f32; ACT_BLOCK]>().read();
-                    left.iter_mut().zip(q).for_each(|(x, q)| *x = (-d).mul_add(f32::from(q), *x));
-                    codes::<V>(record.add(behind), h, t, left.as_ptr(), d / 254.0, 254.0 / d);
+                    left.iter_mut().zip(codes[t]).for_each(|(x, q)| *x = (-d).mul_add(f32::from(q), *x));
+                    quantize_codes::<V>(record.add(behind), h, t, left.as_ptr(), d / 254.0, 254.0 / d);
                 } else if any {
                     put_scale(record.add(behind), h, t, 0.0);
                 }
@@ -268,17 +377,39 @@ pub(super) unsafe fn quantize<V: Lanes>(x: FloatRows, records: &mut [u8]) {
     }
 }
 
-/// Writes token t's codes of 32 activations, with scale d, to a record.
+/// Writes token t's codes of 32 activations, with scale d, to a record, and returns them.
 ///
 /// # Safety
 /// The features of V are enabled, `x` is good for 32 floats, and the record has a token t of h.
 #[inline(always)]
-unsafe fn codes<V: Lanes>(record: *mut u8, h: usize, t: usize, x: *const f32, d: f32, id: f32) {
+unsafe fn quantize_codes<V: Lanes>(
+    record: *mut u8,
+    h: usize,
+    t: usize,
+    x: *const f32,
+    d: f32,
+    id: f32,
+) -> [i8; ACT_BLOCK] {
     // SAFETY: as for this function.
     unsafe {
         let id = if id.is_finite() { id } else { 0.0 };
-        let (low, high) = V::quantize(x, id, record.add(t * ACT_BLOCK));
+        let mut codes = [0; ACT_BLOCK];
+        let (low, high) = V::quantize(x, id, codes.as_mut_ptr().cast());
+        put_codes(record, h, t, codes);
         put(record, h, t, d, low + high, low);
+        codes
+    }
+}
+
+/// Writes token t's codes to a record.
+///
+/// # Safety
+/// The record has a token t of h.
+#[inline(always)]
+unsafe fn put_codes(record: *mut u8, h: usize, t: usize, codes: [i8; ACT_BLOCK]) {
+    for (n, eight) in codes.as_chunks::<8>().0.iter().enumerate() {
+        // SAFETY: as for this function.
+        unsafe { record.add(codes_at(h, t) + n * eights(h)).cast::<[i8; 8]>().write(*eight) };
     }
 }
 

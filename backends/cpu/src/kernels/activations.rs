@@ -5,8 +5,9 @@
 //! [`neuropil_device::quant::quantize_activations`].
 //!
 //! Tokens are cut in tiles of 8, then one each of 4, 2 and 1 as needed. A tile of height h has for each 32
-//! columns a record `i8 q[h][32]`, `f32 d[h]`, `f32 d·sum[h]`, `i32 sum[h]`, `i32 low[h]`, `u32 fine[h]`, where `low`
-//! is the sum of the first 16 codes. Behind these come as many records again for the refinements. They hold something
+//! columns a record of codes, `f32 d[h]`, `f32 d·sum[h]`, `i32 sum[h]`, `i32 low[h]`, `u32 fine[h]`, where `low`
+//! is the sum of the first 16 codes. The codes are `i8 q[32]` for one token; else `i8 q[h / 2][4][2][8]`: two tokens
+//! take turns with 8 codes each, which is a register of an instruction that multiplies matrices of 2 × 8. Behind these come as many records again for the refinements. They hold something
 //! only where `fine` says that a token of the tile is refined in this block; there the scale of the others is 0.
 
 use crate::arch::Isa;
@@ -26,6 +27,16 @@ pub(crate) fn tile_height(start: usize, tokens: usize) -> usize {
         2.. => 2,
         rest => rest,
     }
+}
+
+/// Where the codes of token `t` begin in a record of height `h`.
+pub(crate) const fn codes_at(h: usize, t: usize) -> usize {
+    if h == 1 { 0 } else { t / 2 * 2 * ACT_BLOCK + t % 2 * 8 }
+}
+
+/// How far apart each 8 codes of a token lie in a record of height `h`.
+pub(crate) const fn eights(h: usize) -> usize {
+    if h == 1 { 8 } else { 16 }
 }
 
 /// Bytes of all records of one token.
@@ -157,7 +168,10 @@ mod tests {
 
     /// Compares token `t` of the `at`-th record of a tile with block `b` of a row.
     fn check_record(tile: &[u8], height: usize, at: usize, t: usize, row: &QuantizedRow, b: usize) {
-        let codes: [u8; 32] = field(tile, height, at, 0, t);
+        let eights: [[u8; 8]; 4] = std::array::from_fn(|n| {
+            let at = at * height * RECORD + codes_at(height, t) + n * eights(height);
+            tile[at..][..8].try_into().unwrap()
+        });
         let want: &[i8] = &row.q[b * 32..][..32];
         let float = |offset| f32::from_le_bytes(field(tile, height, at, offset, t));
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
@@ -165,7 +179,7 @@ mod tests {
         if row.d[b] == 0.0 {
             return;
         }
-        assert_eq!(bytemuck::cast_slice::<u8, i8>(&codes), want);
+        assert_eq!(bytemuck::cast_slice::<u8, i8>(eights.as_flattened()), want);
         assert!(same(float(36), row.d[b] * row.sum[b] as f32));
         assert_eq!(i32::from_le_bytes(field(tile, height, at, 40, t)), row.sum[b]);
         let low: i32 = want[..16].iter().map(|q| i32::from(*q)).sum();

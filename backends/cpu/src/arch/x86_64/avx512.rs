@@ -1,8 +1,6 @@
 //! AVX-512: a vector is a whole group of 16 rows, and VNNI multiplies 64 codes in one instruction.
 
-use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{FloatRows, HostOp, Job, Kernels, passes, tile};
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX-512 F, BW, VL and VNNI.
@@ -20,54 +18,7 @@ impl Avx512Vnni {
     }
 }
 
-impl Kernels for Avx512Vnni {
-    fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: self proves the features; the dispatch chose F by the weight.
-        unsafe { quantized::<F>(job) }
-    }
-    fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: as above.
-        unsafe { floats::<F>(job) }
-    }
-    fn quantize(self, x: FloatRows, records: &mut [u8]) {
-        // SAFETY: self proves the features; the caller checked the lengths.
-        unsafe { quantize(x, records) }
-    }
-    fn host(self, op: HostOp<'_>) {
-        // SAFETY: self proves the features.
-        unsafe { host(op) }
-    }
-}
-
-/// # Safety
-/// The weight of the job has format F.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { passes::run::<Avx512, tile::Quantized<F>>(job) }
-}
-
-/// # Safety
-/// The weight of the job has type F.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { passes::run::<Avx512, tile::Floats<F>>(job) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn host(op: HostOp<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { op.run::<Avx512, 4>() }
-}
-
-/// # Safety
-/// x and the records have matching lengths.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn quantize(x: FloatRows, records: &mut [u8]) {
-    // SAFETY: the features are enabled here.
-    unsafe { tile::quantize::<Avx512>(x, records) }
-}
+kernels!(Avx512Vnni, Avx512, floats: Avx512, 4, "avx512f,avx512bw,avx512vl,avx512vnni");
 
 struct Avx512;
 
@@ -116,11 +67,15 @@ impl Lanes for Avx512 {
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn dot<const BITS: u32, const N: usize>(w: &[__m512i; N], q: *const u8, init: __m512i) -> __m512i {
+    unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
+        w: &[__m512i; N],
+        q: *const u8,
+        init: __m512i,
+    ) -> __m512i {
         let mut sum = init;
         for (step, w) in w.iter().enumerate() {
-            // SAFETY: q is good for 4 bytes for each step.
-            let q = unsafe { q.add(4 * step).cast::<i32>().read_unaligned() };
+            // SAFETY: q has 4 bytes for each step.
+            let q = unsafe { q.add(step / 2 * EIGHTS + step % 2 * 4).cast::<i32>().read_unaligned() };
             sum = _mm512_dpbusd_epi32(sum, *w, _mm512_set1_epi32(q));
         }
         sum
