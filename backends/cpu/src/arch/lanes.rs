@@ -1,40 +1,5 @@
 //! The vector operations that the kernels are written in.
 
-/// What the products of a tile's tokens start from: `-offset` times the sum of the activations' codes.
-#[derive(Clone, Copy)]
-pub(super) struct Start {
-    /// What each weight's code is too large by.
-    pub offset: i32,
-    /// The sum of each token of the tile.
-    pub sum: *const i32,
-    /// What to take off each sum.
-    pub less: Option<*const i32>,
-}
-
-impl Start {
-    /// The start of token `t`.
-    ///
-    /// # Safety
-    /// There are sums of such a token.
-    #[inline(always)]
-    pub unsafe fn of(&self, t: usize) -> i32 {
-        // SAFETY: as for this function.
-        unsafe {
-            let less = match self.less {
-                Some(less) => less.add(t).read_unaligned(),
-                None => 0,
-            };
-            -self.offset * (self.sum.add(t).read_unaligned() - less)
-        }
-    }
-
-    /// That of the tokens from `t` on.
-    #[inline(always)]
-    pub fn at(self, t: usize) -> Start {
-        Start { sum: self.sum.wrapping_add(t), less: self.less.map(|less| less.wrapping_add(t)), ..self }
-    }
-}
-
 /// A vector instruction set that works on [`Self::LANES`] rows at a time.
 ///
 /// # Safety
@@ -74,19 +39,20 @@ pub(super) trait Lanes {
         q: *const u8,
         init: Self::I,
     ) -> Self::I;
-    /// The same for the two tokens of a pair, of which 8 codes each take turns.
+    /// The same for the two tokens of a pair, of which 8 codes each take turns, and which start from two numbers, or
+    /// from 0.
     #[inline(always)]
     unsafe fn dot_pair<const BITS: u32, const N: usize>(
         w: &[Self::W; N],
         q: *const u8,
-        start: Start,
+        start: Option<*const i32>,
     ) -> [Self::I; 2] {
         // SAFETY: as for this function; the second token's codes lie behind 8 of the first.
         unsafe {
-            [
-                Self::dot::<BITS, N, 16>(w, q, Self::splat_i(start.of(0))),
-                Self::dot::<BITS, N, 16>(w, q.add(8), Self::splat_i(start.of(1))),
-            ]
+            [0, 1].map(|t| {
+                let init = start.map_or(0, |start| start.add(t).read_unaligned());
+                Self::dot::<BITS, N, 16>(w, q.add(8 * t), Self::splat_i(init))
+            })
         }
     }
     /// The same integer for each row.

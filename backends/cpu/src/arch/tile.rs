@@ -9,10 +9,10 @@
 #![allow(clippy::needless_range_loop)] // sums over tokens index several arrays alike
 
 use super::format::{FloatFormat, Format, codes as weight_codes};
-use super::lanes::{Lanes, Start};
+use super::lanes::Lanes;
 use super::passes::{Sums, VectorAt};
 use super::{FloatRows, Job};
-use crate::kernels::{Input, RECORD, TILE, codes_at, eights};
+use crate::kernels::{Input, RECORD, TILE, codes_at, eights, field};
 use crate::pack::{GROUP_ROWS, VECTOR};
 use neuropil_device::quant::{ACT_BLOCK, GROUP, SLICE, add_energy, is_outlier};
 use std::hint::cold_path;
@@ -172,7 +172,7 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
                 acc[t] = add::<V, F, T>(&c, scales, halves, a, t, acc[t]);
             }
         }
-        if a.add(T * (ACT_BLOCK + 16)).cast::<u32>().read_unaligned() != 0 {
+        if a.add(T * field::FINE).cast::<u32>().read_unaligned() != 0 {
             cold_path();
             let a = a.add(fine);
             for t in 0..T {
@@ -206,7 +206,7 @@ unsafe fn add<V: Lanes, F: Format, const T: usize>(
     unsafe {
         let q = record.add(codes_at(T, t));
         let i = if F::HALVES {
-            let [low, high] = starts::<V, F>(record, T).map(|s| s.of(t));
+            let [low, high] = [0, 1].map(|half| start::<V, F>(record, T, t, half));
             let c_low = [c[0], c[1], c[2], c[3]];
             let c_high = [c[4], c[5], c[6], c[7]];
             let low_dot = dot::<V, F, 4, T>(&c_low, q, low);
@@ -214,10 +214,10 @@ unsafe fn add<V: Lanes, F: Format, const T: usize>(
             // Exact: each product and their sum are integers below 2^24.
             V::fma(V::to_f(high_dot), halves[1], V::mul(V::to_f(low_dot), halves[0]))
         } else {
-            V::to_f(dot::<V, F, 8, T>(c, q, start::<V, F>(record, T).of(t)))
+            V::to_f(dot::<V, F, 8, T>(c, q, start::<V, F>(record, T, t, 0)))
         };
         let acc = V::fma(V::mul(dw, V::splat(scale(record, T, t))), i, acc);
-        let d_sum = record.add(T * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().read_unaligned();
+        let d_sum = record.add(T * field::SCALED_SUM + 4 * t).cast::<f32>().read_unaligned();
         if F::MIN { V::fma(mw, V::splat(d_sum), acc) } else { acc }
     }
 }
@@ -240,48 +240,42 @@ unsafe fn add_pair<V: Lanes, F: Format>(
     unsafe {
         let q = record.add(codes_at(h, t));
         let i = if F::HALVES {
-            let [low, high] = starts::<V, F>(record, h).map(|s| s.at(t));
+            let [low, high] = [0, 1].map(|half| start::<V, F>(record, h, t, half));
             let low = dot_pair::<V, F, 4>(&[c[0], c[1], c[2], c[3]], q, low);
             let high = dot_pair::<V, F, 4>(&[c[4], c[5], c[6], c[7]], q.add(ACT_BLOCK), high);
             // Exact, as above.
             let sum = |t: usize| V::fma(V::to_f(high[t]), halves[1], V::mul(V::to_f(low[t]), halves[0]));
             [sum(0), sum(1)]
         } else {
-            dot_pair::<V, F, 8>(c, q, start::<V, F>(record, h).at(t)).map(|i| V::to_f(i))
+            dot_pair::<V, F, 8>(c, q, start::<V, F>(record, h, t, 0)).map(|i| V::to_f(i))
         };
-        let d = V::mul_pair(dw, record.add(h * ACT_BLOCK + 4 * t).cast());
+        let d = V::mul_pair(dw, record.add(h * field::SCALE + 4 * t).cast());
         let acc = [V::fma(d[0], i[0], acc[0]), V::fma(d[1], i[1], acc[1])];
-        let d_sum = record.add(h * (ACT_BLOCK + 4) + 4 * t).cast();
+        let d_sum = record.add(h * field::SCALED_SUM + 4 * t).cast();
         if F::MIN { V::fma_pair(mw, d_sum, acc) } else { acc }
     }
 }
 
-/// What the products of 32 columns start from.
+/// Where the number is that the products of token t start from, in the second half or else from the first on; none
+/// where that is 0.
 ///
 /// # Safety
-/// The record is one of height h.
+/// The record has a token t of h.
 #[inline(always)]
-unsafe fn start<V: Lanes, F: Format>(record: *const u8, h: usize) -> Start {
-    let offset = if F::PACKED.bits == 8 && V::SIGNED_BYTES { 0 } else { F::OFFSET };
-    // SAFETY: as for this function.
-    Start { offset, sum: unsafe { record.add(h * (ACT_BLOCK + 8)).cast() }, less: None }
-}
-
-/// What the products of the first and of the last 16 columns start from.
-///
-/// # Safety
-/// The record is one of height h.
-#[inline(always)]
-unsafe fn starts<V: Lanes, F: Format>(record: *const u8, h: usize) -> [Start; 2] {
-    // SAFETY: as for this function.
-    unsafe {
-        let both = start::<V, F>(record, h);
-        let low = record.add(h * (ACT_BLOCK + 12)).cast();
-        [Start { sum: low, ..both }, Start { less: Some(low), ..both }]
+unsafe fn start<V: Lanes, F: Format>(
+    record: *const u8,
+    h: usize,
+    t: usize,
+    half: usize,
+) -> Option<*const i32> {
+    if F::PACKED.bits == 8 && V::SIGNED_BYTES {
+        return None;
     }
+    // SAFETY: as for this function.
+    F::START.map(|n| unsafe { record.add(h * (field::STARTS + 4 * (n + half)) + 4 * t).cast() })
 }
 
-/// `init + Σ code · q` over N steps of one token of a record of height T.
+/// `start + Σ code · q` over N steps of one token of a record of height T.
 ///
 /// # Safety
 /// The features of V are enabled, and `q` is good for the codes of the steps.
@@ -289,11 +283,11 @@ unsafe fn starts<V: Lanes, F: Format>(record: *const u8, h: usize) -> [Start; 2]
 unsafe fn dot<V: Lanes, F: Format, const N: usize, const T: usize>(
     c: &[V::W; N],
     q: *const u8,
-    init: i32,
+    start: Option<*const i32>,
 ) -> V::I {
     // SAFETY: as for this function.
     unsafe {
-        let init = V::splat_i(init);
+        let init = V::splat_i(start.map_or(0, |start| start.read_unaligned()));
         match (F::PACKED.bits, T) {
             (4, 1) => V::dot::<4, N, 8>(c, q, init),
             (4, _) => V::dot::<4, N, 16>(c, q, init),
@@ -315,7 +309,7 @@ unsafe fn dot<V: Lanes, F: Format, const N: usize, const T: usize>(
 unsafe fn dot_pair<V: Lanes, F: Format, const N: usize>(
     c: &[V::W; N],
     q: *const u8,
-    start: Start,
+    start: Option<*const i32>,
 ) -> [V::I; 2] {
     // SAFETY: as for this function.
     unsafe {
@@ -363,7 +357,7 @@ pub(super) unsafe fn quantize<V: Lanes>(x: FloatRows, records: &mut [u8]) {
             }
             let any = refined.contains(&true);
             for t in 0..h {
-                record.add(h * (ACT_BLOCK + 16) + 4 * t).cast::<u32>().write_unaligned(u32::from(any));
+                record.add(h * field::FINE + 4 * t).cast::<u32>().write_unaligned(u32::from(any));
                 if refined[t] {
                     let d = scale(record, h, t);
                     let mut left = x.at(t, block).cast::<[f32; ACT_BLOCK]>().read();
@@ -422,9 +416,11 @@ unsafe fn put(record: *mut u8, h: usize, t: usize, d: f32, sum: i32, low: i32) {
     // SAFETY: as for this function.
     unsafe {
         put_scale(record, h, t, d);
-        record.add(h * (ACT_BLOCK + 4) + 4 * t).cast::<f32>().write_unaligned(d * sum as f32);
-        record.add(h * (ACT_BLOCK + 8) + 4 * t).cast::<i32>().write_unaligned(sum);
-        record.add(h * (ACT_BLOCK + 12) + 4 * t).cast::<i32>().write_unaligned(low);
+        record.add(h * field::SCALED_SUM + 4 * t).cast::<f32>().write_unaligned(d * sum as f32);
+        let high = sum - low;
+        for (n, start) in [-8 * sum, -16 * sum, -128 * sum, -32 * low, -32 * high].into_iter().enumerate() {
+            record.add(h * (field::STARTS + 4 * n) + 4 * t).cast::<i32>().write_unaligned(start);
+        }
     }
 }
 
@@ -435,7 +431,7 @@ unsafe fn put(record: *mut u8, h: usize, t: usize, d: f32, sum: i32, low: i32) {
 #[inline(always)]
 unsafe fn put_scale(record: *mut u8, h: usize, t: usize, d: f32) {
     // SAFETY: as for this function.
-    unsafe { record.add(h * ACT_BLOCK + 4 * t).cast::<f32>().write_unaligned(d) }
+    unsafe { record.add(h * field::SCALE + 4 * t).cast::<f32>().write_unaligned(d) }
 }
 
 /// Token t's scale in a record.
@@ -445,5 +441,5 @@ unsafe fn put_scale(record: *mut u8, h: usize, t: usize, d: f32) {
 #[inline(always)]
 unsafe fn scale(record: *const u8, h: usize, t: usize) -> f32 {
     // SAFETY: as for this function.
-    unsafe { record.add(h * ACT_BLOCK + 4 * t).cast::<f32>().read_unaligned() }
+    unsafe { record.add(h * field::SCALE + 4 * t).cast::<f32>().read_unaligned() }
 }

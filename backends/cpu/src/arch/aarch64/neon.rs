@@ -4,7 +4,7 @@
 //! of a row at once; the 8-bit matrix extension multiplies 8 columns of two rows with those of two tokens. The
 //! instructions of the extensions are written as assembly, because their intrinsics are not stable.
 
-use crate::arch::lanes::{Lanes, Start};
+use crate::arch::lanes::Lanes;
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
@@ -173,25 +173,6 @@ fn lane<const LANE: i32>(q: int8x16_t) -> int8x16_t {
     vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(q)))
 }
 
-/// What the products of two tokens start from.
-///
-/// # Safety
-/// There are sums of two tokens.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn start_pair(start: Start) -> int32x2_t {
-    if start.offset == 0 {
-        return vdup_n_s32(0);
-    }
-    // SAFETY: as for this function; a byte load needs no alignment.
-    let two = |p: *const i32| vreinterpret_s32_u8(unsafe { vld1_u8(p.cast()) });
-    let sum = match start.less {
-        Some(less) => vsub_s32(two(start.sum), two(less)),
-        None => two(start.sum),
-    };
-    vmul_n_s32(sum, -start.offset)
-}
-
 // SAFETY of every pointer below: `Lanes` asks its caller for the bytes that the operation reads or writes.
 impl<const EXTENSION: u8> Lanes for NeonLanes<EXTENSION> {
     const LANES: usize = 4;
@@ -260,10 +241,15 @@ impl<const EXTENSION: u8> Lanes for NeonLanes<EXTENSION> {
     unsafe fn dot_pair<const BITS: u32, const N: usize>(
         w: &[uint8x16_t; N],
         q: *const u8,
-        start: Start,
+        start: Option<*const i32>,
     ) -> [int32x4_t; 2] {
-        // SAFETY: q is good for 8 bytes for each step, and start for two tokens.
-        let (q, start) = unsafe { (|n: usize| vld1q_s8(q.add(16 * n).cast()), start_pair(start)) };
+        // SAFETY: q is good for 8 bytes for each step.
+        let q = |n: usize| unsafe { vld1q_s8(q.add(16 * n).cast()) };
+        let start = match start {
+            // SAFETY: there are two numbers; a byte load needs no alignment.
+            Some(start) => vreinterpret_s32_u8(unsafe { vld1_u8(start.cast()) }),
+            None => vdup_n_s32(0),
+        };
         if EXTENSION == I8MM {
             let start = vcombine_s32(start, start);
             let mut sums = [start; 2];
