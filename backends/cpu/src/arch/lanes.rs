@@ -11,9 +11,11 @@ pub(super) trait Lanes {
     const LANES: usize;
     /// Whether [`Self::dot`] takes the bias of 128 off codes of 8 bits.
     const SIGNED_BYTES: bool = false;
-    /// Whether a product takes a factor from a lane of a register: then numbers are loaded several at a time, those of
-    /// two tokens with the `pair` operations, and of four columns with [`Self::fma_four`].
+    /// Whether a product takes a factor from a lane of a register: then two tokens are multiplied together with the
+    /// `pair` operations.
     const BY_LANE: bool = false;
+    /// Whether four columns of floats are multiplied together with [`Self::fma_four`].
+    const FOURS: bool = false;
     /// `4 * LANES` bytes: four codes of each row.
     type W: Copy;
     /// An i32 per row.

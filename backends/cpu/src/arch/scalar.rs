@@ -45,6 +45,7 @@ impl Lanes for ScalarLanes {
         }
         w
     }
+    #[inline(never)] // the compiler takes long over the kernels with this inlined
     unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
         w: &[Self::W; N],
         q: *const u8,

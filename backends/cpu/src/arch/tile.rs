@@ -106,7 +106,7 @@ impl<F: FloatFormat> Sums for Floats<F> {
             for start in (0..cols).step_by(SLICE) {
                 let mut acc = [[V::splat(0.0); T]; N];
                 let end = cols.min(start + SLICE);
-                let single = if V::BY_LANE { start + (end - start) / 4 * 4 } else { start };
+                let single = if V::FOURS { start + (end - start) / 4 * 4 } else { start };
                 for k in (start..single).step_by(4) {
                     for v in 0..N {
                         let w = [0, 1, 2, 3].map(|i| {
@@ -162,7 +162,8 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
         let c = weight_codes::<V, F>(w, r);
         let scales = F::scales::<V>(head, w, r);
         let halves = F::halves::<V>(w, r);
-        if V::BY_LANE && T > 1 {
+        let pairs = V::BY_LANE && T > 1;
+        if pairs {
             for t in (0..T).step_by(2) {
                 let sums = add_pair::<V, F>(&c, scales, halves, a, T, t, [acc[t], acc[t + 1]]);
                 [acc[t], acc[t + 1]] = sums;
@@ -175,14 +176,15 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
         if a.add(T * field::FINE).cast::<u32>().read_unaligned() != 0 {
             cold_path();
             let a = a.add(fine);
-            for t in 0..T {
-                if scale(a, T, t) != 0.0 {
-                    acc[t] = if V::BY_LANE && T > 1 {
-                        let sums = add_pair::<V, F>(&c, scales, halves, a, T, t / 2 * 2, [acc[t]; 2]);
-                        sums[t % 2]
-                    } else {
-                        add::<V, F, T>(&c, scales, halves, a, t, acc[t])
-                    };
+            for t in (0..T).step_by(if pairs { 2 } else { 1 }) {
+                if pairs {
+                    let refined = [t, t + 1].map(|t| scale(a, T, t) != 0.0);
+                    let sums = add_pair::<V, F>(&c, scales, halves, a, T, t, [acc[t], acc[t + 1]]);
+                    for i in 0..2 {
+                        acc[t + i] = if refined[i] { sums[i] } else { acc[t + i] };
+                    }
+                } else if scale(a, T, t) != 0.0 {
+                    acc[t] = add::<V, F, T>(&c, scales, halves, a, t, acc[t]);
                 }
             }
         }

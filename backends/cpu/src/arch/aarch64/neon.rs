@@ -178,6 +178,7 @@ impl<const EXTENSION: u8> Lanes for NeonLanes<EXTENSION> {
     const LANES: usize = 4;
     const SIGNED_BYTES: bool = EXTENSION != I8MM;
     const BY_LANE: bool = true;
+    const FOURS: bool = true;
     type W = uint8x16_t;
     type I = int32x4_t;
     type F = float32x4_t;

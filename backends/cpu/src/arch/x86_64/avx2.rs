@@ -26,6 +26,7 @@ struct Avx2Lanes;
 impl Lanes for Avx2Lanes {
     const LANES: usize = 8;
     const SIGNED_BYTES: bool = true;
+    const FOURS: bool = true;
     type W = __m256i;
     type I = __m256i;
     type F = __m256;
