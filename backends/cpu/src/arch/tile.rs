@@ -61,7 +61,14 @@ impl<F: Format> Sums for Quantized<F> {
                     at += F::PACKED.head;
                     for _ in 0..F::STEPS {
                         for v in 0..N {
-                            step::<V, F, T>(w[v].group.add(at), a, fine, w[v].r, heads[v], &mut acc[v]);
+                            step::<V, F, T>(w[v].group.add(at), a, w[v].r, heads[v], &mut acc[v]);
+                        }
+                        if a.add(T * field::FINE).cast::<u32>().read_unaligned() != 0 {
+                            cold_path();
+                            for v in 0..N {
+                                let w = VectorAt { group: w[v].group.add(at), r: w[v].r };
+                                refine::<V, F, T>(w, a.add(fine), heads[v], &mut acc[v]);
+                            }
                         }
                         at += F::PACKED.step();
                         a = a.add(T * RECORD);
@@ -138,16 +145,13 @@ impl<F: FloatFormat> Sums for Floats<F> {
 
 /// 32 columns: the heart of every quantised matmul.
 ///
-/// The refinements of a block follow the block itself, apart: so the way without them has no branch for each token.
-///
 /// # Safety
 /// The features of V are enabled, `w` is at 32 columns of a group of format F with the block's `head`, and `a` is at
-/// the record of as many columns of a tile of height T, whose refinement lies `fine` bytes behind it.
+/// the record of as many columns of a tile of height T.
 #[inline(always)]
 unsafe fn step<V: Lanes, F: Format, const T: usize>(
     w: *const u8,
     a: *const u8,
-    fine: usize,
     r: usize,
     head: [V::F; 2],
     acc: &mut [V::F; T],
@@ -162,31 +166,80 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
         let c = weight_codes::<V, F>(w, r);
         let scales = F::scales::<V>(head, w, r);
         let halves = F::halves::<V>(w, r);
-        let pairs = V::BY_LANE && T > 1;
-        if pairs {
-            for t in (0..T).step_by(2) {
-                let sums = add_pair::<V, F>(&c, scales, halves, a, T, t, [acc[t], acc[t + 1]]);
-                [acc[t], acc[t + 1]] = sums;
+        if V::BY_LANE && T > 1 {
+            // Not a loop: the sums must stay in registers.
+            add_pair::<V, F, T, 0>(&c, scales, halves, a, acc);
+            if T > 2 {
+                add_pair::<V, F, T, 2>(&c, scales, halves, a, acc);
+            }
+            if T > 4 {
+                add_pair::<V, F, T, 4>(&c, scales, halves, a, acc);
+                add_pair::<V, F, T, 6>(&c, scales, halves, a, acc);
             }
         } else {
             for t in 0..T {
                 acc[t] = add::<V, F, T>(&c, scales, halves, a, t, acc[t]);
             }
         }
-        if a.add(T * field::FINE).cast::<u32>().read_unaligned() != 0 {
-            cold_path();
-            let a = a.add(fine);
-            for t in (0..T).step_by(if pairs { 2 } else { 1 }) {
-                if pairs {
-                    let refined = [t, t + 1].map(|t| scale(a, T, t) != 0.0);
-                    let sums = add_pair::<V, F>(&c, scales, halves, a, T, t, [acc[t], acc[t + 1]]);
-                    for i in 0..2 {
-                        acc[t + i] = if refined[i] { sums[i] } else { acc[t + i] };
-                    }
-                } else if scale(a, T, t) != 0.0 {
+    }
+}
+
+/// The refinements of 32 columns. They follow the block itself, apart and with weights read again: so the way without
+/// them has no branch for each token and keeps nothing for them.
+///
+/// # Safety
+/// As for [`step`], with `a` at the refinements.
+#[inline(always)]
+unsafe fn refine<V: Lanes, F: Format, const T: usize>(
+    w: VectorAt,
+    a: *const u8,
+    head: [V::F; 2],
+    acc: &mut [V::F; T],
+) {
+    // SAFETY: as for this function.
+    unsafe {
+        let c = weight_codes::<V, F>(w.group, w.r);
+        let scales = F::scales::<V>(head, w.group, w.r);
+        let halves = F::halves::<V>(w.group, w.r);
+        if V::BY_LANE && T > 1 {
+            refine_pair::<V, F, T, 0>(&c, scales, halves, a, acc);
+            if T > 2 {
+                refine_pair::<V, F, T, 2>(&c, scales, halves, a, acc);
+            }
+            if T > 4 {
+                refine_pair::<V, F, T, 4>(&c, scales, halves, a, acc);
+                refine_pair::<V, F, T, 6>(&c, scales, halves, a, acc);
+            }
+        } else {
+            for t in 0..T {
+                if scale(a, T, t) != 0.0 {
                     acc[t] = add::<V, F, T>(&c, scales, halves, a, t, acc[t]);
                 }
             }
+        }
+    }
+}
+
+/// [`add_pair`] for those of the two tokens that are refined.
+///
+/// # Safety
+/// As for [`add_pair`], with a record of refinements.
+#[inline(always)]
+unsafe fn refine_pair<V: Lanes, F: Format, const T: usize, const AT: usize>(
+    c: &[V::W; 8],
+    scales: [V::F; 2],
+    halves: [V::F; 2],
+    record: *const u8,
+    acc: &mut [V::F; T],
+) {
+    let before = [acc[AT], acc[AT + 1]];
+    // SAFETY: as for this function.
+    unsafe {
+        let [first, second] = [scale(record, T, AT) != 0.0, scale(record, T, AT + 1) != 0.0];
+        if first || second {
+            add_pair::<V, F, T, AT>(c, scales, halves, record, acc);
+            acc[AT] = if first { acc[AT] } else { before[0] };
+            acc[AT + 1] = if second { acc[AT + 1] } else { before[1] };
         }
     }
 }
@@ -224,37 +277,35 @@ unsafe fn add<V: Lanes, F: Format, const T: usize>(
     }
 }
 
-/// The same for the two tokens from t on, which is even.
+/// The same for the two tokens from `AT` on, which is even.
 ///
 /// # Safety
-/// The features of V are enabled, and the record has tokens t and t + 1 of h.
+/// The features of V are enabled, and the record has the tokens.
 #[inline(always)]
-unsafe fn add_pair<V: Lanes, F: Format>(
+unsafe fn add_pair<V: Lanes, F: Format, const T: usize, const AT: usize>(
     c: &[V::W; 8],
     [dw, mw]: [V::F; 2],
     halves: [V::F; 2],
     record: *const u8,
-    h: usize,
-    t: usize,
-    acc: [V::F; 2],
-) -> [V::F; 2] {
+    acc: &mut [V::F; T],
+) {
     // SAFETY: as for this function.
     unsafe {
-        let q = record.add(codes_at(h, t));
+        let q = record.add(codes_at(T, AT));
         let i = if F::HALVES {
-            let [low, high] = [0, 1].map(|half| start::<V, F>(record, h, t, half));
+            let [low, high] = [0, 1].map(|half| start::<V, F>(record, T, AT, half));
             let low = dot_pair::<V, F, 4>(&[c[0], c[1], c[2], c[3]], q, low);
             let high = dot_pair::<V, F, 4>(&[c[4], c[5], c[6], c[7]], q.add(ACT_BLOCK), high);
             // Exact, as above.
             let sum = |t: usize| V::fma(V::to_f(high[t]), halves[1], V::mul(V::to_f(low[t]), halves[0]));
             [sum(0), sum(1)]
         } else {
-            dot_pair::<V, F, 8>(c, q, start::<V, F>(record, h, t, 0)).map(|i| V::to_f(i))
+            dot_pair::<V, F, 8>(c, q, start::<V, F>(record, T, AT, 0)).map(|i| V::to_f(i))
         };
-        let d = V::mul_pair(dw, record.add(h * field::SCALE + 4 * t).cast());
-        let acc = [V::fma(d[0], i[0], acc[0]), V::fma(d[1], i[1], acc[1])];
-        let d_sum = record.add(h * field::SCALED_SUM + 4 * t).cast();
-        if F::MIN { V::fma_pair(mw, d_sum, acc) } else { acc }
+        let d = V::mul_pair(dw, record.add(T * field::SCALE + 4 * AT).cast());
+        let sums = [V::fma(d[0], i[0], acc[AT]), V::fma(d[1], i[1], acc[AT + 1])];
+        let d_sum = record.add(T * field::SCALED_SUM + 4 * AT).cast();
+        [acc[AT], acc[AT + 1]] = if F::MIN { V::fma_pair(mw, d_sum, sums) } else { sums };
     }
 }
 

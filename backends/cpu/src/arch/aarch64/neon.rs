@@ -53,12 +53,15 @@ const DOT: u8 = 1;
 const I8MM: u8 = 2;
 
 /// `acc + Σ w · q`, four products per row, with four q from lane `LANE`; w is signed.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn sdot<const LANE: i32>(mut acc: int32x4_t, w: int8x16_t, q: int8x16_t) -> int32x4_t {
-    // SAFETY: the instruction only reads and writes these registers, and the feature is enabled.
+///
+/// # Safety
+/// The extension is enabled.
+#[inline(always)]
+unsafe fn sdot<const LANE: i32>(mut acc: int32x4_t, w: int8x16_t, q: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction only reads and writes these registers; the caller enabled the extension.
     unsafe {
         asm!(
+            ".arch_extension dotprod",
             "sdot {acc:v}.4s, {w:v}.16b, {q:v}.4b[{lane}]",
             acc = inout(vreg) acc,
             w = in(vreg) w,
@@ -71,12 +74,15 @@ fn sdot<const LANE: i32>(mut acc: int32x4_t, w: int8x16_t, q: int8x16_t) -> int3
 }
 
 /// The same for unsigned w.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn usdot<const LANE: i32>(mut acc: int32x4_t, w: uint8x16_t, q: int8x16_t) -> int32x4_t {
+///
+/// # Safety
+/// The extension is enabled.
+#[inline(always)]
+unsafe fn usdot<const LANE: i32>(mut acc: int32x4_t, w: uint8x16_t, q: int8x16_t) -> int32x4_t {
     // SAFETY: as for `sdot`.
     unsafe {
         asm!(
+            ".arch_extension i8mm",
             "usdot {acc:v}.4s, {w:v}.16b, {q:v}.4b[{lane}]",
             acc = inout(vreg) acc,
             w = in(vreg) w,
@@ -105,12 +111,15 @@ unsafe fn dot_lane<const EXTENSION: u8, const BITS: u32, const LANE: i32>(
 }
 
 /// `acc + w · qᵀ`: 8 products for each of 2 rows with each of 2 tokens.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn usmmla(mut acc: int32x4_t, w: uint8x16_t, q: int8x16_t) -> int32x4_t {
+///
+/// # Safety
+/// The extension is enabled.
+#[inline(always)]
+unsafe fn usmmla(mut acc: int32x4_t, w: uint8x16_t, q: int8x16_t) -> int32x4_t {
     // SAFETY: as for `sdot`.
     unsafe {
         asm!(
+            ".arch_extension i8mm",
             "usmmla {acc:v}.4s, {w:v}.16b, {q:v}.16b",
             acc = inout(vreg) acc,
             w = in(vreg) w,
@@ -122,55 +131,66 @@ fn usmmla(mut acc: int32x4_t, w: uint8x16_t, q: int8x16_t) -> int32x4_t {
 }
 
 /// `init + Σ w · q` over N steps with base NEON, where `q` holds the four codes of a step four times.
-#[inline]
-#[target_feature(enable = "neon")]
-fn dot_in_pairs<const BITS: u32, const N: usize>(
+///
+/// # Safety
+/// NEON is enabled.
+#[inline(always)]
+unsafe fn dot_in_pairs<const BITS: u32, const N: usize>(
     w: &[uint8x16_t; N],
     q: [int8x16_t; N],
     init: int32x4_t,
 ) -> int32x4_t {
-    // Sums of 16 bits as long as they fit, |q| ≤ 127: 2 · 127 · 15 · 8 steps, 2 · 127 · 31 · 4, 2 · 127 · 63 · 2 stay
-    // below 2^15 when neighbours are added, and 127 · 128 · 2 as they are.
-    let steps = match BITS {
-        4 => 8,
-        5 => 4,
-        _ => 2,
-    };
-    let zero = vdupq_n_s16(0);
-    let (mut low, mut high) = (zero, zero);
-    let (mut sum, mut wide) = (init, [vdupq_n_s32(0); 2]);
-    for step in 0..N {
-        let (w, q) = (signed::<BITS>(w[step]), q[step]);
-        if step % steps == 0 {
-            low = vmull_s8(vget_low_s8(w), vget_low_s8(q));
-            high = vmull_high_s8(w, q);
-        } else {
-            low = vmlal_s8(low, vget_low_s8(w), vget_low_s8(q));
-            high = vmlal_high_s8(high, w, q);
-        }
-        if step % steps == steps - 1 {
-            if BITS == 8 {
-                wide = [vpadalq_s16(wide[0], low), vpadalq_s16(wide[1], high)];
+    // SAFETY: as for this function.
+    unsafe {
+        // Sums of 16 bits as long as they fit, |q| ≤ 127: 2 · 127 · 15 · 8 steps, 2 · 127 · 31 · 4, 2 · 127 · 63 · 2 stay
+        // below 2^15 when neighbours are added, and 127 · 128 · 2 as they are.
+        let steps = match BITS {
+            4 => 8,
+            5 => 4,
+            _ => 2,
+        };
+        let zero = vdupq_n_s16(0);
+        let (mut low, mut high) = (zero, zero);
+        let (mut sum, mut wide) = (init, [vdupq_n_s32(0); 2]);
+        for step in 0..N {
+            let (w, q) = (signed::<BITS>(w[step]), q[step]);
+            if step % steps == 0 {
+                low = vmull_s8(vget_low_s8(w), vget_low_s8(q));
+                high = vmull_high_s8(w, q);
             } else {
-                sum = vpadalq_s16(sum, vpaddq_s16(low, high));
+                low = vmlal_s8(low, vget_low_s8(w), vget_low_s8(q));
+                high = vmlal_high_s8(high, w, q);
+            }
+            if step % steps == steps - 1 {
+                if BITS == 8 {
+                    wide = [vpadalq_s16(wide[0], low), vpadalq_s16(wide[1], high)];
+                } else {
+                    sum = vpadalq_s16(sum, vpaddq_s16(low, high));
+                }
             }
         }
+        if BITS == 8 { vaddq_s32(sum, vpaddq_s32(wide[0], wide[1])) } else { sum }
     }
-    if BITS == 8 { vaddq_s32(sum, vpaddq_s32(wide[0], wide[1])) } else { sum }
 }
 
 /// Narrow codes are the same signed or unsigned; 8-bit ones lose their bias here.
-#[inline]
-#[target_feature(enable = "neon")]
-fn signed<const BITS: u32>(w: uint8x16_t) -> int8x16_t {
-    vreinterpretq_s8_u8(if BITS == 8 { veorq_u8(w, vdupq_n_u8(0x80)) } else { w })
+///
+/// # Safety
+/// NEON is enabled.
+#[inline(always)]
+unsafe fn signed<const BITS: u32>(w: uint8x16_t) -> int8x16_t {
+    // SAFETY: as for this function.
+    unsafe { vreinterpretq_s8_u8(if BITS == 8 { veorq_u8(w, vdupq_n_u8(0x80)) } else { w }) }
 }
 
 /// The four codes of one lane in each lane.
-#[inline]
-#[target_feature(enable = "neon")]
-fn lane<const LANE: i32>(q: int8x16_t) -> int8x16_t {
-    vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(q)))
+///
+/// # Safety
+/// NEON is enabled.
+#[inline(always)]
+unsafe fn lane<const LANE: i32>(q: int8x16_t) -> int8x16_t {
+    // SAFETY: as for this function.
+    unsafe { vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(q))) }
 }
 
 // SAFETY of every pointer below: `Lanes` asks its caller for the bytes that the operation reads or writes.
@@ -199,94 +219,112 @@ impl<const EXTENSION: u8> Lanes for NeonLanes<EXTENSION> {
     unsafe fn high(w: uint8x16_t) -> uint8x16_t {
         vshrq_n_u8::<4>(w)
     }
-    #[inline]
-    #[target_feature(enable = "neon")]
+    #[inline(always)]
     unsafe fn add_bit<const STEP: u32, const TO: u32>(w: uint8x16_t, plane: uint8x16_t) -> uint8x16_t {
-        let shifted = vshlq_u8(plane, vdupq_n_s8(TO as i8 - STEP as i8));
-        vorrq_u8(w, vandq_u8(shifted, vdupq_n_u8(1 << TO)))
+        let mut sum = w;
+        // SAFETY: NEON is enabled; the instruction only reads and writes these registers. Written as intrinsics it
+        // becomes two.
+        unsafe {
+            let shifted = match TO as i32 - STEP as i32 {
+                5 => vshlq_n_u8::<5>(plane),
+                4 => vshlq_n_u8::<4>(plane),
+                3 => vshlq_n_u8::<3>(plane),
+                2 => vshlq_n_u8::<2>(plane),
+                1 => vshlq_n_u8::<1>(plane),
+                0 => plane,
+                -1 => vshrq_n_u8::<1>(plane),
+                -2 => vshrq_n_u8::<2>(plane),
+                _ => vshrq_n_u8::<3>(plane),
+            };
+            asm!(
+                "bit {w:v}.16b, {shifted:v}.16b, {mask:v}.16b",
+                w = inout(vreg) sum,
+                shifted = in(vreg) shifted,
+                mask = in(vreg) vdupq_n_u8(1 << TO),
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        sum
     }
-    #[inline]
-    #[target_feature(enable = "neon")]
+    #[inline(always)]
     unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
         w: &[uint8x16_t; N],
         q: *const u8,
         init: int32x4_t,
     ) -> int32x4_t {
         assert!(EIGHTS == 8, "the tokens of a taller tile are multiplied in pairs");
-        // SAFETY: q is good for 4 bytes for each step.
-        let q = |n: usize| unsafe { vld1q_s8(q.add(16 * n).cast()) };
-        if EXTENSION == BASE {
-            let steps: [int8x16_t; N] = std::array::from_fn(|step| match step % 4 {
-                0 => lane::<0>(q(step / 4)),
-                1 => lane::<1>(q(step / 4)),
-                2 => lane::<2>(q(step / 4)),
-                _ => lane::<3>(q(step / 4)),
-            });
-            return dot_in_pairs::<BITS, N>(w, steps, init);
-        }
-        let mut sum = init;
-        for (n, w) in w.as_chunks::<4>().0.iter().enumerate() {
-            let q = q(n);
-            // SAFETY: the functions that use an extension enable it.
-            unsafe {
+        // SAFETY: q is good for 4 bytes for each step; whoever uses an extension enables it.
+        unsafe {
+            let q = |n: usize| vld1q_s8(q.add(16 * n).cast());
+            if EXTENSION == BASE {
+                let steps: [int8x16_t; N] = std::array::from_fn(|step| match step % 4 {
+                    0 => lane::<0>(q(step / 4)),
+                    1 => lane::<1>(q(step / 4)),
+                    2 => lane::<2>(q(step / 4)),
+                    _ => lane::<3>(q(step / 4)),
+                });
+                return dot_in_pairs::<BITS, N>(w, steps, init);
+            }
+            let mut sum = init;
+            for (n, w) in w.as_chunks::<4>().0.iter().enumerate() {
+                let q = q(n);
                 sum = dot_lane::<EXTENSION, BITS, 0>(sum, w[0], q);
                 sum = dot_lane::<EXTENSION, BITS, 1>(sum, w[1], q);
                 sum = dot_lane::<EXTENSION, BITS, 2>(sum, w[2], q);
                 sum = dot_lane::<EXTENSION, BITS, 3>(sum, w[3], q);
             }
+            sum
         }
-        sum
     }
-    #[inline]
-    #[target_feature(enable = "neon")]
+    #[inline(always)]
     unsafe fn dot_pair<const BITS: u32, const N: usize>(
         w: &[uint8x16_t; N],
         q: *const u8,
         start: Option<*const i32>,
     ) -> [int32x4_t; 2] {
-        // SAFETY: q is good for 8 bytes for each step.
-        let q = |n: usize| unsafe { vld1q_s8(q.add(16 * n).cast()) };
-        let start = match start {
-            // SAFETY: there are two numbers; a byte load needs no alignment.
-            Some(start) => vreinterpret_s32_u8(unsafe { vld1_u8(start.cast()) }),
-            None => vdup_n_s32(0),
-        };
-        if EXTENSION == I8MM {
-            let start = vcombine_s32(start, start);
-            let mut sums = [start; 2];
-            for (n, w) in w.as_chunks::<2>().0.iter().enumerate() {
-                let steps = w.map(|w| vreinterpretq_u32_u8(w));
-                // 8 columns of the first two rows, and of the last two.
-                let first = vreinterpretq_u8_u32(vzip1q_u32(steps[0], steps[1]));
-                let last = vreinterpretq_u8_u32(vzip2q_u32(steps[0], steps[1]));
-                // SAFETY: the functions that use the extension enable it.
-                sums = unsafe { [usmmla(sums[0], first, q(n)), usmmla(sums[1], last, q(n))] };
+        // SAFETY: q is good for 8 bytes for each step, and start for two numbers (a byte load needs no alignment); whoever
+        // uses an extension enables it.
+        unsafe {
+            let q = |n: usize| vld1q_s8(q.add(16 * n).cast());
+            let start = match start {
+                Some(start) => vreinterpret_s32_u8(vld1_u8(start.cast())),
+                None => vdup_n_s32(0),
+            };
+            if EXTENSION == I8MM {
+                let mut sums = [vcombine_s32(start, start); 2];
+                for (n, w) in w.as_chunks::<2>().0.iter().enumerate() {
+                    let (q, steps) = (q(n), [vreinterpretq_u32_u8(w[0]), vreinterpretq_u32_u8(w[1])]);
+                    // 8 columns of the first two rows, and of the last two.
+                    let first = vreinterpretq_u8_u32(vzip1q_u32(steps[0], steps[1]));
+                    let last = vreinterpretq_u8_u32(vzip2q_u32(steps[0], steps[1]));
+                    sums = [usmmla(sums[0], first, q), usmmla(sums[1], last, q)];
+                }
+                return [vuzp1q_s32(sums[0], sums[1]), vuzp2q_s32(sums[0], sums[1])];
             }
-            return [vuzp1q_s32(sums[0], sums[1]), vuzp2q_s32(sums[0], sums[1])];
-        }
-        let mut sums = [vdupq_lane_s32::<0>(start), vdupq_lane_s32::<1>(start)];
-        if EXTENSION == BASE {
-            let first: [int8x16_t; N] = std::array::from_fn(|step| match step % 2 {
-                0 => lane::<0>(q(step / 2)),
-                _ => lane::<1>(q(step / 2)),
-            });
-            let second: [int8x16_t; N] = std::array::from_fn(|step| match step % 2 {
-                0 => lane::<2>(q(step / 2)),
-                _ => lane::<3>(q(step / 2)),
-            });
-            return [dot_in_pairs::<BITS, N>(w, first, sums[0]), dot_in_pairs::<BITS, N>(w, second, sums[1])];
-        }
-        for (n, w) in w.as_chunks::<2>().0.iter().enumerate() {
-            let q = q(n);
-            // SAFETY: the functions that use an extension enable it.
-            unsafe {
+            let mut sums = [vdupq_lane_s32::<0>(start), vdupq_lane_s32::<1>(start)];
+            if EXTENSION == BASE {
+                let first: [int8x16_t; N] = std::array::from_fn(|step| match step % 2 {
+                    0 => lane::<0>(q(step / 2)),
+                    _ => lane::<1>(q(step / 2)),
+                });
+                let second: [int8x16_t; N] = std::array::from_fn(|step| match step % 2 {
+                    0 => lane::<2>(q(step / 2)),
+                    _ => lane::<3>(q(step / 2)),
+                });
+                return [
+                    dot_in_pairs::<BITS, N>(w, first, sums[0]),
+                    dot_in_pairs::<BITS, N>(w, second, sums[1]),
+                ];
+            }
+            for (n, w) in w.as_chunks::<2>().0.iter().enumerate() {
+                let q = q(n);
                 sums[0] = dot_lane::<EXTENSION, BITS, 0>(sums[0], w[0], q);
                 sums[1] = dot_lane::<EXTENSION, BITS, 2>(sums[1], w[0], q);
                 sums[0] = dot_lane::<EXTENSION, BITS, 1>(sums[0], w[1], q);
                 sums[1] = dot_lane::<EXTENSION, BITS, 3>(sums[1], w[1], q);
             }
+            sums
         }
-        sums
     }
     #[inline]
     #[target_feature(enable = "neon")]
