@@ -33,7 +33,8 @@ pub fn timed_weight(dtype: DType, rows: usize, cols: usize) -> (Packed, f64) {
     // The first packing also pays for fresh memory, as a load does not when it recycles.
     let mut packed = Some(pack(Isa::detect(), dtype, rows, cols, &bytes, None).expect("memory for a bench"));
     let time = seconds(|| {
-        packed = Some(pack(Isa::detect(), dtype, rows, cols, &bytes, packed.take()).expect("memory for a bench"));
+        packed =
+            Some(pack(Isa::detect(), dtype, rows, cols, &bytes, packed.take()).expect("memory for a bench"));
     });
     (packed.expect("packed again"), bytes.len() as f64 / time)
 }

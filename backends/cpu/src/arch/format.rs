@@ -27,6 +27,15 @@ pub(super) trait Format {
         Some(f) => f,
         None => panic!("a quantised type"),
     };
+    /// Which of the starts in a record of activations takes the offset off; the first of two with halves.
+    const START: Option<usize> = match Self::OFFSET {
+        0 => None,
+        8 => Some(0),
+        16 => Some(1),
+        128 => Some(2),
+        32 if Self::HALVES => Some(3),
+        _ => panic!("records have no start for this offset"),
+    };
     /// Steps of 32 columns in a block.
     const STEPS: usize = Self::DTYPE.block_elements() / GROUP;
 

@@ -11,6 +11,11 @@ pub(super) trait Lanes {
     const LANES: usize;
     /// Whether [`Self::dot`] takes the bias of 128 off codes of 8 bits.
     const SIGNED_BYTES: bool = false;
+    /// Whether a product takes a factor from a lane of a register: then two tokens are multiplied together with the
+    /// `pair` operations.
+    const BY_LANE: bool = false;
+    /// Whether four columns of floats are multiplied together with [`Self::fma_four`].
+    const FOURS: bool = false;
     /// `4 * LANES` bytes: four codes of each row.
     type W: Copy;
     /// An i32 per row.
@@ -34,9 +39,29 @@ pub(super) trait Lanes {
     unsafe fn high(w: Self::W) -> Self::W;
     /// `w | bit << TO`, with bit `STEP` of each byte of `plane`; TO is 4 or 5.
     unsafe fn add_bit<const STEP: u32, const TO: u32>(w: Self::W, plane: Self::W) -> Self::W;
-    /// `init + Σ codes · q` per row over N steps of 4 columns. The codes are unsigned and have `BITS` bits; `q` is
-    /// good for `4 * N` bytes and holds i8 above -128.
-    unsafe fn dot<const BITS: u32, const N: usize>(w: &[Self::W; N], q: *const u8, init: Self::I) -> Self::I;
+    /// `init + Σ codes · q` per row over N steps of 4 columns. The codes are unsigned and have `BITS` bits. The codes
+    /// q of a token are i8 above -128; each 8 of them, for two steps, lie `EIGHTS` bytes behind those before.
+    unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
+        w: &[Self::W; N],
+        q: *const u8,
+        init: Self::I,
+    ) -> Self::I;
+    /// The same for the two tokens of a pair, of which 8 codes each take turns, and which start from two numbers, or
+    /// from 0.
+    #[inline(always)]
+    unsafe fn dot_pair<const BITS: u32, const N: usize>(
+        w: &[Self::W; N],
+        q: *const u8,
+        start: Option<*const i32>,
+    ) -> [Self::I; 2] {
+        // SAFETY: as for this function; the second token's codes lie behind 8 of the first.
+        unsafe {
+            [0, 1].map(|t| {
+                let init = start.map_or(0, |start| start.add(t).read_unaligned());
+                Self::dot::<BITS, N, 16>(w, q.add(8 * t), Self::splat_i(init))
+            })
+        }
+    }
     /// The same integer for each row.
     unsafe fn splat_i(x: i32) -> Self::I;
     /// Integers as floats.
@@ -64,6 +89,26 @@ pub(super) trait Lanes {
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a · s` for two numbers s.
+    #[inline(always)]
+    unsafe fn mul_pair(a: Self::F, s: *const f32) -> [Self::F; 2] {
+        // SAFETY: s is good for two numbers.
+        unsafe { [0, 1].map(|t| Self::mul(a, Self::splat(s.add(t).read_unaligned()))) }
+    }
+    /// `a · s + c` for two numbers s, each rounded once.
+    #[inline(always)]
+    unsafe fn fma_pair(a: Self::F, s: *const f32, c: [Self::F; 2]) -> [Self::F; 2] {
+        // SAFETY: s is good for two numbers.
+        unsafe { [0, 1].map(|t| Self::fma(a, Self::splat(s.add(t).read_unaligned()), c[t])) }
+    }
+    /// `c + a[0] · s[0] + … + a[3] · s[3]`, one after the other.
+    #[inline(always)]
+    unsafe fn fma_four(a: &[Self::F; 4], s: *const f32, c: Self::F) -> Self::F {
+        // SAFETY: s is good for four numbers.
+        let s = unsafe { s.cast::<[f32; 4]>().read_unaligned() };
+        // SAFETY: as for this function.
+        a.iter().zip(s).fold(c, |c, (a, s)| unsafe { Self::fma(*a, Self::splat(s), c) })
+    }
 
     /// Code i weighs `d (i - offset)`, or `d i + m` rounded twice.
     unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table;

@@ -1,8 +1,11 @@
 //! Instruction sets: the only place with SIMD code.
 //!
 //! The kernels are written once ([`tile`], [`passes`]) over a small set of vector operations ([`lanes`]). Each instruction set
-//! implements the operations and instantiates the kernels inside functions that enable its features. A value of
-//! [`Isa`] proves that the machine has them; there is no other way to reach a kernel.
+//! implements the operations and instantiates the kernels inside functions that enable its features ([`entries`]). A
+//! value of [`Isa`] proves that the machine has them; there is no other way to reach a kernel.
+
+#[macro_use]
+mod entries;
 
 mod attention;
 mod axpy;
@@ -34,7 +37,7 @@ pub(crate) use gather::Gather;
 pub(crate) use host::HostOp;
 
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{Neon, NeonDot};
+pub use aarch64::{Neon, NeonDot, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::{Avx2, Avx512Vnni};
 
@@ -56,6 +59,9 @@ pub enum Isa {
     /// NEON with the dot-product extension.
     #[cfg(target_arch = "aarch64")]
     NeonDot(NeonDot),
+    /// NEON with the dot-product and the 8-bit matrix extension.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(NeonI8mm),
 }
 
 impl Isa {
@@ -72,6 +78,9 @@ impl Isa {
         }
         #[cfg(target_arch = "aarch64")]
         {
+            if let Some(isa) = NeonI8mm::detect() {
+                return Isa::NeonI8mm(isa);
+            }
             if let Some(isa) = NeonDot::detect() {
                 return Isa::NeonDot(isa);
             }
@@ -94,6 +103,7 @@ impl Isa {
         {
             all.extend(Neon::detect().map(Isa::Neon));
             all.extend(NeonDot::detect().map(Isa::NeonDot));
+            all.extend(NeonI8mm::detect().map(Isa::NeonI8mm));
         }
         all
     }
@@ -110,52 +120,24 @@ impl Isa {
             Isa::Neon(_) => "neon",
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot(_) => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm(_) => "neon-i8mm",
         }
     }
 
     /// Runs a job whose shapes were checked.
     pub(crate) fn matmul(self, job: &mut Job<'_, '_>) {
-        match self {
-            Isa::Scalar => matmul(scalar::ScalarKernels, job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => matmul(isa, job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni(isa) => matmul(isa, job),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => matmul(isa, job),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => matmul(isa, job),
-        }
+        with_kernels!(self, kernels => matmul(kernels, job))
     }
 
     /// Turns rows of neurons into a packed group.
     pub(crate) fn gather(self, job: Gather<'_>) {
-        match self {
-            Isa::Scalar => gather(scalar::ScalarKernels, job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => gather(isa, job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni(isa) => gather(isa, job),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => gather(isa, job),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => gather(isa, job),
-        }
+        with_kernels!(self, kernels => gather(kernels, job))
     }
 
     /// Adds up some columns of down rows, of one of [`DOWN_TYPES`].
     pub(crate) fn axpy(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
-        match self {
-            Isa::Scalar => axpy(scalar::ScalarKernels, job, out),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => axpy(isa, job, out),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni(isa) => axpy(isa, job, out),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => axpy(isa, job, out),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => axpy(isa, job, out),
-        }
+        with_kernels!(self, kernels => axpy(kernels, job, out))
     }
 
     /// Quantises `height` rows of `cols` activations into the records of a tile.
@@ -164,34 +146,12 @@ impl Isa {
         assert!(2 * blocks * height * RECORD == records.len(), "records are those of the rows");
         assert!(height * cols <= x.len() && cols.is_multiple_of(ACT_BLOCK), "x has the rows");
         let x = FloatRows { x: x.as_ptr(), height, blocks };
-        match self {
-            Isa::Scalar => scalar::ScalarKernels.quantize(x, records),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => isa.quantize(x, records),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni(isa) => isa.quantize(x, records),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => isa.quantize(x, records),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => isa.quantize(x, records),
-        }
+        with_kernels!(self, kernels => kernels.quantize(x, records))
     }
-}
 
-impl Isa {
     /// Runs a host operation.
     pub(crate) fn host(self, op: HostOp<'_>) {
-        match self {
-            Isa::Scalar => scalar::ScalarKernels.host(op),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => isa.host(op),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni(isa) => isa.host(op),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => isa.host(op),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => isa.host(op),
-        }
+        with_kernels!(self, kernels => kernels.host(op))
     }
 }
 

@@ -1,10 +1,6 @@
 //! The vector operations in plain Rust: for machines without a known instruction set, and to test the kernels.
 
-use super::down::Down;
-use super::format::{FloatFormat, Format};
 use super::lanes::Lanes;
-use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
-use crate::mem::ColumnRange;
 use neuropil_device::quant::ACT_BLOCK;
 
 const ROWS: usize = 16;
@@ -12,36 +8,7 @@ const ROWS: usize = 16;
 #[derive(Clone, Copy)]
 pub(super) struct ScalarKernels;
 
-impl Kernels for ScalarKernels {
-    fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: plain Rust needs no features; the dispatch chose F by the weight.
-        unsafe { passes::run::<ScalarLanes, tile::Quantized<F>>(job) }
-    }
-    fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: as above.
-        unsafe { passes::run::<ScalarLanes, tile::Floats<F>>(job) }
-    }
-    fn gather<F: Format>(self, job: Gather<'_>) {
-        // SAFETY: as above.
-        unsafe { job.quantized::<ScalarLanes, F>() }
-    }
-    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
-        // SAFETY: as above.
-        unsafe { job.floats::<ScalarLanes, N>() }
-    }
-    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
-        // SAFETY: as above.
-        unsafe { job.run::<ScalarLanes, D>(out) }
-    }
-    fn quantize(self, x: FloatRows, records: &mut [u8]) {
-        // SAFETY: as above; the caller checked the lengths.
-        unsafe { tile::quantize::<ScalarLanes>(x, records) }
-    }
-    fn host(self, op: HostOp<'_>) {
-        // SAFETY: plain Rust needs no features.
-        unsafe { op.run::<ScalarLanes, 1>() }
-    }
-}
+kernels!(ScalarKernels, ScalarLanes, floats: ScalarLanes, 1);
 
 struct ScalarLanes;
 
@@ -87,9 +54,15 @@ impl Lanes for ScalarLanes {
         }
         w
     }
-    unsafe fn dot<const BITS: u32, const N: usize>(w: &[Self::W; N], q: *const u8, init: Self::I) -> Self::I {
-        // SAFETY: q is good for 4 bytes for each step.
-        let q: [[i8; 4]; N] = std::array::from_fn(|step| unsafe { read(q.add(4 * step)) });
+    #[inline(never)] // the compiler takes long over the kernels with this inlined
+    unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
+        w: &[Self::W; N],
+        q: *const u8,
+        init: Self::I,
+    ) -> Self::I {
+        // SAFETY: q has 4 bytes for each step.
+        let q: [[i8; 4]; N] =
+            std::array::from_fn(|step| unsafe { read(q.add(step / 2 * EIGHTS + step % 2 * 4)) });
         let mut sums = init;
         for (w, q) in w.iter().zip(q) {
             for (sum, row) in sums.iter_mut().zip(w) {

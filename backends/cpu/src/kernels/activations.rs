@@ -4,10 +4,14 @@
 //! lies together: one stream to read, one address to keep. The values are those of
 //! [`neuropil_device::quant::quantize_activations`].
 //!
-//! Tokens are cut in tiles of 8, then one each of 4, 2 and 1 as needed. A tile of height h has for each 32
-//! columns a record `i8 q[h][32]`, `f32 d[h]`, `f32 d·sum[h]`, `i32 sum[h]`, `i32 low[h]`, `u32 fine[h]`, where `low`
-//! is the sum of the first 16 codes. Behind these come as many records again for the refinements. They hold something
-//! only where `fine` says that a token of the tile is refined in this block; there the scale of the others is 0.
+//! Tokens are cut in tiles of 8, then one each of 4, 2 and 1 as needed. A tile of height h has for each 32 columns a
+//! record of codes, `f32 d[h]`, `f32 d·sum[h]`, `i32 start[5][h]`, `u32 fine[h]`. The codes are `i8 q[32]` for one token;
+//! else `i8 q[h / 2][4][2][8]`: two tokens take turns with 8 codes each, which is a register of an instruction that
+//! multiplies matrices of 2 × 8. The starts are what products with weight codes start from that are too large by an
+//! offset: -8, -16 and -128 times the sum of all codes, and -32 times the sum of the first 16 and of the last.
+//!
+//! Behind these records come as many again for the refinements. They hold something only where `fine` says that a token
+//! of the tile is refined in this block; there the scale of the others is 0.
 
 use crate::arch::Isa;
 use crate::mem::Claims;
@@ -17,7 +21,15 @@ use neuropil_device::{AlignedBytes, OutOfMemory};
 /// Tokens in a full tile.
 pub(crate) const TILE: usize = 8;
 /// Bytes of 32 columns of one token.
-pub(crate) const RECORD: usize = ACT_BLOCK + 20;
+pub(crate) const RECORD: usize = field::FINE + 4;
+
+/// Where the fields of a record lie: bytes of one token before each.
+pub(crate) mod field {
+    pub(crate) const SCALE: usize = neuropil_device::quant::ACT_BLOCK;
+    pub(crate) const SCALED_SUM: usize = SCALE + 4;
+    pub(crate) const STARTS: usize = SCALED_SUM + 4;
+    pub(crate) const FINE: usize = STARTS + 5 * 4;
+}
 
 /// Height of the tile that starts at token `start`.
 pub(crate) fn tile_height(start: usize, tokens: usize) -> usize {
@@ -27,6 +39,16 @@ pub(crate) fn tile_height(start: usize, tokens: usize) -> usize {
         2.. => 2,
         rest => rest,
     }
+}
+
+/// Where the codes of token `t` begin in a record of height `h`.
+pub(crate) const fn codes_at(h: usize, t: usize) -> usize {
+    if h == 1 { 0 } else { t / 2 * 2 * ACT_BLOCK + t % 2 * 8 }
+}
+
+/// How far apart each 8 codes of a token lie in a record of height `h`.
+pub(crate) const fn eights(h: usize) -> usize {
+    if h == 1 { 8 } else { 16 }
 }
 
 /// Bytes of all records of one token.
@@ -127,7 +149,7 @@ mod tests {
     use neuropil_device::quant::{QuantizedRow, quantize_activations};
 
     /// The value of one field of a record.
-    fn field<const N: usize>(tile: &[u8], height: usize, block: usize, offset: usize, t: usize) -> [u8; N] {
+    fn value<const N: usize>(tile: &[u8], height: usize, block: usize, offset: usize, t: usize) -> [u8; N] {
         let at = block * height * RECORD + height * offset + t * N;
         tile[at..][..N].try_into().unwrap()
     }
@@ -144,7 +166,7 @@ mod tests {
             for b in 0..blocks {
                 let fine = rows.iter().any(|(_, fine)| fine.d[b] != 0.0);
                 for (t, (row, refinement)) in rows.iter().enumerate() {
-                    let flag = u32::from_le_bytes(field(tile, height, b, 48, t));
+                    let flag = u32::from_le_bytes(value(tile, height, b, field::FINE, t));
                     assert_eq!(flag, u32::from(fine));
                     check_record(tile, height, b, t, row, b);
                     if fine {
@@ -158,19 +180,27 @@ mod tests {
 
     /// Compares token `t` of the `at`-th record of a tile with block `b` of a row.
     fn check_record(tile: &[u8], height: usize, at: usize, t: usize, row: &QuantizedRow, b: usize) {
-        let codes: [u8; 32] = field(tile, height, at, 0, t);
+        let eights: [[u8; 8]; 4] = std::array::from_fn(|n| {
+            let at = at * height * RECORD + codes_at(height, t) + n * eights(height);
+            tile[at..][..8].try_into().unwrap()
+        });
         let want: &[i8] = &row.q[b * 32..][..32];
-        let float = |offset| f32::from_le_bytes(field(tile, height, at, offset, t));
+        let float = |offset| f32::from_le_bytes(value(tile, height, at, offset, t));
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-        assert!(same(float(32), row.d[b]));
+        assert!(same(float(field::SCALE), row.d[b]));
         if row.d[b] == 0.0 {
             return;
         }
-        assert_eq!(bytemuck::cast_slice::<u8, i8>(&codes), want);
-        assert!(same(float(36), row.d[b] * row.sum[b] as f32));
-        assert_eq!(i32::from_le_bytes(field(tile, height, at, 40, t)), row.sum[b]);
+        assert_eq!(bytemuck::cast_slice::<u8, i8>(eights.as_flattened()), want);
+        assert!(same(float(field::SCALED_SUM), row.d[b] * row.sum[b] as f32));
         let low: i32 = want[..16].iter().map(|q| i32::from(*q)).sum();
-        assert_eq!(i32::from_le_bytes(field(tile, height, at, 44, t)), low);
+        let high = row.sum[b] - low;
+        for (n, want) in [-8 * row.sum[b], -16 * row.sum[b], -128 * row.sum[b], -32 * low, -32 * high]
+            .into_iter()
+            .enumerate()
+        {
+            assert_eq!(i32::from_le_bytes(value(tile, height, at, field::STARTS + 4 * n, t)), want);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 mod activations;
 
 pub use activations::{ActivationParts, Activations};
-pub(crate) use activations::{RECORD, TILE, tile_height};
+pub(crate) use activations::{RECORD, TILE, codes_at, eights, field, tile_height};
 
 use crate::arch::{Isa, Job, Panel};
 use crate::mem::ColumnRange;

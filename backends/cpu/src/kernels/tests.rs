@@ -150,17 +150,19 @@ fn extreme_codes_do_not_saturate() {
                     block[*at..at + 2].fill(0x3C);
                 }
             }
-            for x in [1.0, -1.0] {
-                let x = vec![x; cols];
-                let mut want = vec![0.0; rows];
-                reference::matmul(dtype, &weights, rows, cols, 1, &x, &mut want, false);
+            // One token, or the two of a pair.
+            for x in [&[1.0][..], &[-1.0], &[1.0, -1.0]] {
+                let tokens = x.len();
+                let x: Vec<f32> = x.iter().flat_map(|x| vec![*x; cols]).collect();
+                let mut want = vec![0.0; tokens * rows];
+                reference::matmul(dtype, &weights, rows, cols, tokens, &x, &mut want, false);
                 let packed = pack(Isa::detect(), dtype, rows, cols, &weights, None).unwrap();
                 for isa in Isa::all_available() {
                     let mut acts = Activations::new().unwrap();
-                    acts.reserve(1, cols).unwrap();
+                    acts.reserve(tokens, cols).unwrap();
                     acts.quantize(isa, &x);
-                    let mut y = vec![0.0; rows];
-                    let range = Columns::new(&mut y, 1, rows, rows).claim(1).unwrap();
+                    let mut y = vec![0.0; tokens * rows];
+                    let range = Columns::new(&mut y, tokens, rows, rows).claim(1).unwrap();
                     matmul_groups(isa, &packed, Input::Quantized(&acts), range, false);
                     assert_eq!(y, want, "{dtype} {fill:x} {isa:?}");
                 }

@@ -1,10 +1,6 @@
 //! AVX2: a vector is half a group of 16 rows, and products of codes are summed in 16 bits as far as they fit.
 
-use crate::arch::down::Down;
-use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
-use crate::mem::ColumnRange;
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX2, FMA and F16C.
@@ -21,90 +17,7 @@ impl Avx2 {
     }
 }
 
-impl Kernels for Avx2 {
-    fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: self proves the features; the dispatch chose F by the weight.
-        unsafe { quantized::<F>(job) }
-    }
-    fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: as above.
-        unsafe { floats::<F>(job) }
-    }
-    fn gather<F: Format>(self, job: Gather<'_>) {
-        // SAFETY: self proves the features; the dispatch chose F by the rows.
-        unsafe { gather::<F>(job) }
-    }
-    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
-        // SAFETY: as above.
-        unsafe { gather_floats::<N>(job) }
-    }
-    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
-        // SAFETY: as above.
-        unsafe { axpy::<D>(job, out) }
-    }
-    fn quantize(self, x: FloatRows, records: &mut [u8]) {
-        // SAFETY: self proves the features; the caller checked the lengths.
-        unsafe { quantize(x, records) }
-    }
-    fn host(self, op: HostOp<'_>) {
-        // SAFETY: self proves the features.
-        unsafe { host(op) }
-    }
-}
-
-/// # Safety
-/// The weight of the job has format F.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { passes::run::<Avx2Lanes, tile::Quantized<F>>(job) }
-}
-
-/// # Safety
-/// The weight of the job has type F.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { passes::run::<Avx2Lanes, tile::Floats<F>>(job) }
-}
-
-/// # Safety
-/// The rows have format F.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gather<F: Format>(job: Gather<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { job.quantized::<Avx2Lanes, F>() }
-}
-
-/// # Safety
-/// The rows are plain floats of N bytes.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gather_floats<const N: usize>(job: Gather<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { job.floats::<Avx2Lanes, N>() }
-}
-
-/// # Safety
-/// The down rows have type D.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn axpy<D: Down>(job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { job.run::<Avx2Lanes, D>(out) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn host(op: HostOp<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { op.run::<Avx2Lanes, 2>() }
-}
-
-/// # Safety
-/// x and the records have matching lengths.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantize(x: FloatRows, records: &mut [u8]) {
-    // SAFETY: the features are enabled here.
-    unsafe { tile::quantize::<Avx2Lanes>(x, records) }
-}
+kernels!(Avx2, Avx2Lanes, floats: Avx2Lanes, 2, "avx2,fma,f16c");
 
 struct Avx2Lanes;
 
@@ -113,6 +26,7 @@ struct Avx2Lanes;
 impl Lanes for Avx2Lanes {
     const LANES: usize = 8;
     const SIGNED_BYTES: bool = true;
+    const FOURS: bool = true;
     type W = __m256i;
     type I = __m256i;
     type F = __m256;
@@ -174,7 +88,11 @@ impl Lanes for Avx2Lanes {
     }
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn dot<const BITS: u32, const N: usize>(w: &[__m256i; N], q: *const u8, init: __m256i) -> __m256i {
+    unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
+        w: &[__m256i; N],
+        q: *const u8,
+        init: __m256i,
+    ) -> __m256i {
         // Products of two neighbours, |q| ≤ 127: 2 · 127 · 15 · 8 steps, 2 · 127 · 31 · 4, 2 · 127 · 63 · 2 all stay
         // below 2^15. Codes of 8 bits are made signed first: |w| ≤ 128 takes the sign of w to q.
         let steps = match BITS {
@@ -186,8 +104,10 @@ impl Lanes for Avx2Lanes {
         let bias = _mm256_set1_epi8(-128);
         let (mut sum, mut pairs) = (init, _mm256_setzero_si256());
         for (step, w) in w.iter().enumerate() {
-            // SAFETY: q is good for 4 bytes for each step.
-            let q = _mm256_set1_epi32(unsafe { q.add(4 * step).cast::<i32>().read_unaligned() });
+            // SAFETY: q has 4 bytes for each step.
+            let q = _mm256_set1_epi32(unsafe {
+                q.add(step / 2 * EIGHTS + step % 2 * 4).cast::<i32>().read_unaligned()
+            });
             let products = if BITS == 8 {
                 let w = _mm256_xor_si256(*w, bias);
                 _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w))

@@ -1,10 +1,6 @@
 //! AVX-512: a vector is a whole group of 16 rows, and VNNI multiplies 64 codes in one instruction.
 
-use crate::arch::down::Down;
-use crate::arch::format::{FloatFormat, Format};
 use crate::arch::lanes::Lanes;
-use crate::arch::{Axpy, FloatRows, Gather, HostOp, Job, Kernels, passes, tile};
-use crate::mem::ColumnRange;
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX-512 F, BW, VL and VNNI.
@@ -22,90 +18,7 @@ impl Avx512Vnni {
     }
 }
 
-impl Kernels for Avx512Vnni {
-    fn quantized<F: Format>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: self proves the features; the dispatch chose F by the weight.
-        unsafe { quantized::<F>(job) }
-    }
-    fn floats<F: FloatFormat>(self, job: &mut Job<'_, '_>) {
-        // SAFETY: as above.
-        unsafe { floats::<F>(job) }
-    }
-    fn gather<F: Format>(self, job: Gather<'_>) {
-        // SAFETY: self proves the features; the dispatch chose F by the rows.
-        unsafe { gather::<F>(job) }
-    }
-    fn gather_floats<const N: usize>(self, job: Gather<'_>) {
-        // SAFETY: as above.
-        unsafe { gather_floats::<N>(job) }
-    }
-    fn axpy<D: Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
-        // SAFETY: as above.
-        unsafe { axpy::<D>(job, out) }
-    }
-    fn quantize(self, x: FloatRows, records: &mut [u8]) {
-        // SAFETY: self proves the features; the caller checked the lengths.
-        unsafe { quantize(x, records) }
-    }
-    fn host(self, op: HostOp<'_>) {
-        // SAFETY: self proves the features.
-        unsafe { host(op) }
-    }
-}
-
-/// # Safety
-/// The weight of the job has format F.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn quantized<F: Format>(job: &mut Job<'_, '_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { passes::run::<Avx512, tile::Quantized<F>>(job) }
-}
-
-/// # Safety
-/// The weight of the job has type F.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn floats<F: FloatFormat>(job: &mut Job<'_, '_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { passes::run::<Avx512, tile::Floats<F>>(job) }
-}
-
-/// # Safety
-/// The rows have format F.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn gather<F: Format>(job: Gather<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { job.quantized::<Avx512, F>() }
-}
-
-/// # Safety
-/// The rows are plain floats of N bytes.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn gather_floats<const N: usize>(job: Gather<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { job.floats::<Avx512, N>() }
-}
-
-/// # Safety
-/// The down rows have type D.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn axpy<D: Down>(job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { job.run::<Avx512, D>(out) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn host(op: HostOp<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { op.run::<Avx512, 4>() }
-}
-
-/// # Safety
-/// x and the records have matching lengths.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn quantize(x: FloatRows, records: &mut [u8]) {
-    // SAFETY: the features are enabled here.
-    unsafe { tile::quantize::<Avx512>(x, records) }
-}
+kernels!(Avx512Vnni, Avx512, floats: Avx512, 4, "avx512f,avx512bw,avx512vl,avx512vnni");
 
 struct Avx512;
 
@@ -177,11 +90,15 @@ impl Lanes for Avx512 {
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn dot<const BITS: u32, const N: usize>(w: &[__m512i; N], q: *const u8, init: __m512i) -> __m512i {
+    unsafe fn dot<const BITS: u32, const N: usize, const EIGHTS: usize>(
+        w: &[__m512i; N],
+        q: *const u8,
+        init: __m512i,
+    ) -> __m512i {
         let mut sum = init;
         for (step, w) in w.iter().enumerate() {
-            // SAFETY: q is good for 4 bytes for each step.
-            let q = unsafe { q.add(4 * step).cast::<i32>().read_unaligned() };
+            // SAFETY: q has 4 bytes for each step.
+            let q = unsafe { q.add(step / 2 * EIGHTS + step % 2 * 4).cast::<i32>().read_unaligned() };
             sum = _mm512_dpbusd_epi32(sum, *w, _mm512_set1_epi32(q));
         }
         sum
