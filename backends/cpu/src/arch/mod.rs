@@ -11,7 +11,9 @@ mod lanes;
 mod passes;
 mod product;
 mod scalar;
+mod softmax;
 mod tile;
+mod widen;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -24,7 +26,7 @@ use crate::pack::Packed;
 use neuropil_device::DType;
 use neuropil_device::quant::ACT_BLOCK;
 
-pub(crate) use attention::AttentionParts;
+pub(crate) use attention::{AttentionParts, AttentionPlan};
 pub(crate) use host::HostOp;
 
 #[cfg(target_arch = "aarch64")]

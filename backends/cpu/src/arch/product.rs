@@ -96,7 +96,8 @@ pub(super) unsafe fn product<V: Lanes, E: Element, const N: usize>(
         let done = unsafe {
             match rows.count {
                 6.. => product_of::<V, E, 6, N>(&rows, steps, m, stride, width),
-                3.. => product_of::<V, E, 3, N>(&rows, steps, m, stride, width),
+                4.. => product_of::<V, E, 4, N>(&rows, steps, m, stride, width),
+                3 => product_of::<V, E, 3, N>(&rows, steps, m, stride, width),
                 2 => product_of::<V, E, 2, N>(&rows, steps, m, stride, width),
                 _ => product_of::<V, E, 1, N>(&rows, steps, m, stride, width),
             }
@@ -123,6 +124,10 @@ pub(super) unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: u
         while j + N * V::LANES <= width {
             lines::<V, E, R, N>(rows, steps, m.add(j), stride, j);
             j += N * V::LANES;
+        }
+        while j + 2 * V::LANES <= width {
+            lines::<V, E, R, 2>(rows, steps, m.add(j), stride, j);
+            j += 2 * V::LANES;
         }
         while j + V::LANES <= width {
             lines::<V, E, R, 1>(rows, steps, m.add(j), stride, j);

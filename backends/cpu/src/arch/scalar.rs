@@ -29,7 +29,7 @@ impl Kernels for ScalarKernels {
     }
 }
 
-struct ScalarLanes;
+pub(super) struct ScalarLanes;
 
 /// Reads N values.
 ///
@@ -122,6 +122,12 @@ impl Lanes for ScalarLanes {
     }
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    unsafe fn zero_below(x: Self::F, low: Self::F, y: Self::F) -> Self::F {
+        std::array::from_fn(|i| if x[i] < low[i] { 0.0 } else { y[i] })
+    }
+    unsafe fn power_of_two(x: Self::F) -> Self::F {
+        x.map(|x| f32::from_bits(x.to_bits().wrapping_add(127) << 23))
     }
 
     unsafe fn max_magnitude(x: *const f32) -> u32 {

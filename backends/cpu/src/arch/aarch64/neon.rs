@@ -275,6 +275,17 @@ impl<const DOT: bool> Lanes for NeonLanes<DOT> {
     unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
         vfmaq_f32(c, a, b)
     }
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn zero_below(x: float32x4_t, low: float32x4_t, y: float32x4_t) -> float32x4_t {
+        vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)))
+    }
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn power_of_two(x: float32x4_t) -> float32x4_t {
+        let bits = vaddq_s32(vreinterpretq_s32_f32(x), vdupq_n_s32(127));
+        vreinterpretq_f32_s32(vshlq_n_s32::<23>(bits))
+    }
 
     #[inline]
     #[target_feature(enable = "neon")]
