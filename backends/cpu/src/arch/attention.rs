@@ -133,12 +133,7 @@ impl<'a> AttentionParts<'a> {
                 let count = QUERIES.min(queries - start);
                 let tile = Tile::new(self, first, kv_head, start..start + count);
                 // SAFETY: the features of V are enabled; the rows are this thread's alone, in this span if it is cut.
-                unsafe {
-                    match span {
-                        Some(span) => tile.one_span::<V, N>(span),
-                        None => tile.all_spans::<V, N>(),
-                    }
-                }
+                unsafe { tile.compute::<V, N>(span) }
             }
             first += queries / group;
         }
@@ -262,6 +257,10 @@ impl<'a> Tile<'a> {
                 (row, head) = (row + 1, 0);
             }
         }
+        if tile.spans.is_empty() {
+            // Rows that see nothing are zeros, which the walk over any span makes them.
+            tile.spans = 0..1;
+        }
         tile
     }
 
@@ -272,56 +271,52 @@ impl<'a> Tile<'a> {
         unsafe { self.all.out.as_ptr().add(line * self.all.job.head_dim) }
     }
 
-    /// Computes one span, whose sums wait to be joined.
+    /// Computes the rows of the tile, or one span of them, whose sums then wait to be joined.
     ///
     /// # Safety
-    /// The features of V are enabled, the plan is split, and this thread alone has the rows in this span.
+    /// The features of V are enabled, and this thread alone has the rows, or has them in this span. A plan that is
+    /// split gives one.
     #[inline(always)]
-    unsafe fn one_span<V: Lanes, const N: usize>(&self, span: usize) {
-        let slot = span - self.all.plan.spans.start;
-        let mut running = [Softmax::NOTHING; QUERIES];
-        let mut sums = [std::ptr::null_mut(); QUERIES];
-        // SAFETY: the plan is split and the lines are this tile's.
-        unsafe {
-            for (sums, line) in sums.iter_mut().zip(&self.line[..self.count]) {
-                *sums = self.all.span_sums(slot, *line);
-            }
-            self.span::<V, N>(span, &sums, &mut running);
-            for (running, line) in running.iter().zip(&self.line[..self.count]) {
-                self.all.span_softmax(slot, *line).write([running.max, running.total]);
-            }
-        }
-    }
-
-    /// Computes the rows of the tile.
-    ///
-    /// # Safety
-    /// The features of V are enabled, and this thread alone has the rows.
-    #[inline(always)]
-    unsafe fn all_spans<V: Lanes, const N: usize>(&self) {
+    unsafe fn compute<V: Lanes, const N: usize>(&self, only: Option<usize>) {
         let dim = self.all.job.head_dim;
+        let lines = &self.line[..self.count];
         let mut all = [Softmax::NOTHING; QUERIES];
         let mut sums = [std::ptr::null_mut(); QUERIES];
-        // SAFETY: the lines are this tile's. Of a tile with several spans the plan has room for one.
-        unsafe {
-            for (sums, line) in sums.iter_mut().zip(&self.line[..self.count]) {
-                *sums = self.out(*line);
-            }
-            // The first span goes where the result belongs; a tile without one becomes zeros.
-            self.span::<V, N>(self.spans.start, &sums, &mut all);
-            for span in self.spans.clone().skip(1) {
-                let mut later = [Softmax::NOTHING; QUERIES];
-                for (sums, line) in sums.iter_mut().zip(&self.line[..self.count]) {
-                    *sums = self.all.span_sums(0, *line);
+        let spans = only.map_or(self.spans.clone(), |span| span..span + 1);
+        for span in spans.clone() {
+            // The first of all spans goes where the result belongs. Of a tile with several the plan has room for one.
+            let slot = match only {
+                Some(_) => Some(span - self.all.plan.spans.start),
+                None => (span > spans.start).then_some(0),
+            };
+            let mut later = [Softmax::NOTHING; QUERIES];
+            // SAFETY: the lines are this tile's, and the plan has their slots.
+            unsafe {
+                for (sums, line) in sums.iter_mut().zip(lines) {
+                    *sums = match slot {
+                        Some(slot) => self.all.span_sums(slot, *line),
+                        None => self.out(*line),
+                    };
                 }
                 self.span::<V, N>(span, &sums, &mut later);
-                for (i, line) in self.line[..self.count].iter().enumerate() {
-                    let out = std::slice::from_raw_parts_mut(self.out(*line), dim);
-                    join_sums(all[i].join(later[i]), out, std::slice::from_raw_parts(sums[i], dim));
+                for (i, line) in lines.iter().enumerate() {
+                    match (slot, only) {
+                        (None, _) => all[i] = later[i],
+                        (Some(slot), Some(_)) => {
+                            self.all.span_softmax(slot, *line).write([later[i].max, later[i].total]);
+                        }
+                        (Some(_), None) => {
+                            let out = std::slice::from_raw_parts_mut(self.out(*line), dim);
+                            join_sums(all[i].join(later[i]), out, std::slice::from_raw_parts(sums[i], dim));
+                        }
+                    }
                 }
             }
-            for (all, line) in all.iter().zip(&self.line[..self.count]) {
-                divide(std::slice::from_raw_parts_mut(self.out(*line), dim), all.total);
+        }
+        if only.is_none() {
+            for (all, line) in all.iter().zip(lines) {
+                // SAFETY: a line of out is head_dim values, this thread's alone.
+                divide(unsafe { std::slice::from_raw_parts_mut(self.out(*line), dim) }, all.total);
             }
         }
     }
@@ -342,8 +337,7 @@ impl<'a> Tile<'a> {
         for (sums, visible) in sums.iter().zip(&self.visible[..self.count]) {
             // SAFETY: sums of a row are head_dim values.
             unsafe { sums.write_bytes(0, job.head_dim) };
-            let first = visible.start.max(span.saturating_mul(KV_SPAN));
-            let end = visible.end.min(span.saturating_add(1).saturating_mul(KV_SPAN));
+            let (first, end) = (visible.start.max(span * KV_SPAN), visible.end.min((span + 1) * KV_SPAN));
             if first < end {
                 pages = pages.start.min(first / KV_PAGE)..pages.end.max(end.div_ceil(KV_PAGE));
             }

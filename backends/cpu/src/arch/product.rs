@@ -125,7 +125,7 @@ pub(super) unsafe fn product_of<V: Lanes, E: Element, const R: usize, const N: u
             lines::<V, E, R, N>(rows, steps, m.add(j), stride, j);
             j += N * V::LANES;
         }
-        while j + 2 * V::LANES <= width {
+        while N > 2 && j + 2 * V::LANES <= width {
             lines::<V, E, R, 2>(rows, steps, m.add(j), stride, j);
             j += 2 * V::LANES;
         }
