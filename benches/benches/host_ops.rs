@@ -1,6 +1,6 @@
 //! Time of the host operations on the sizes of a small model.
 //!
-//! `cargo bench -p neuropil-benches --bench host_ops`
+//! `cargo bench -p neuropil-benches --bench host_ops`; with `-- NAME`, only those whose name has that in it.
 
 use std::time::Instant;
 
@@ -56,6 +56,10 @@ impl KvPages for Cache {
 
 /// Median time of a call in microseconds.
 fn measure(name: &str, repeats: usize, mut once: impl FnMut()) {
+    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    if filter.is_some_and(|filter| !name.contains(&filter)) {
+        return;
+    }
     once();
     let mut times: Vec<f64> = (0..repeats)
         .map(|_| {

@@ -9,6 +9,7 @@
 //! caller lends, and whoever ends the last part joins them.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -222,6 +223,8 @@ struct Tile<'a> {
     count: usize,
     /// Which head row of the job each is.
     line: [usize; QUERIES],
+    /// Its query.
+    q: [*const f32; QUERIES],
     /// What each sees.
     visible: [Range<usize>; QUERIES],
     /// The spans that some see.
@@ -240,6 +243,7 @@ impl<'a> Tile<'a> {
             kv_head,
             count: queries.len(),
             line: [0; QUERIES],
+            q: [std::ptr::null(); QUERIES],
             visible: [const { 0..0 }; QUERIES],
             spans: usize::MAX..0,
         };
@@ -248,6 +252,7 @@ impl<'a> Tile<'a> {
             let of: &AttentionRow = &job.rows[row];
             let spans = job.spans(of);
             tile.line[i] = row * job.heads + kv_head * group + head;
+            tile.q[i] = job.q[tile.line[i] * job.head_dim..][..job.head_dim].as_ptr();
             tile.visible[i] = job.visible(of);
             if !spans.is_empty() {
                 tile.spans = tile.spans.start.min(spans.start)..tile.spans.end.max(spans.end);
@@ -342,7 +347,13 @@ impl<'a> Tile<'a> {
                 pages = pages.start.min(first / KV_PAGE)..pages.end.max(end.div_ceil(KV_PAGE));
             }
         }
-        let mut room = Room { wide: Wide::new(), scores: [[0.0; KV_PAGE]; QUERIES], turn: Turn::new() };
+        let mut scores = [const { MaybeUninit::uninit() }; QUERIES];
+        scores[..self.count].iter_mut().for_each(|scores| {
+            scores.write([0.0; KV_PAGE]);
+        });
+        // SAFETY: so many were just written.
+        let scores = unsafe { std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast(), self.count) };
+        let mut room = Room { wide: Wide::new(), scores, turn: Turn::new() };
         for index in pages {
             // SAFETY: as for this function.
             unsafe { self.page::<V, N>(index, sums, running, &mut room) };
@@ -357,7 +368,7 @@ impl<'a> Tile<'a> {
         index: usize,
         sums: &[*mut f32; QUERIES],
         running: &mut [Softmax; QUERIES],
-        Room { wide, scores, turn }: &mut Room,
+        Room { wide, scores, turn }: &mut Room<'_>,
     ) {
         let Attention { kv_heads, head_dim: dim, scale, .. } = *self.all.job;
         let (first, end) = (index * KV_PAGE, (index + 1) * KV_PAGE);
@@ -366,8 +377,6 @@ impl<'a> Tile<'a> {
             *seen = visible.start.clamp(first, end) - first..visible.end.clamp(first, end) - first;
         }
         let seen = &mut seen[..self.count];
-        let scores = &mut scores[..self.count];
-        scores.as_flattened_mut().fill(0.0);
 
         // The page's part for this KV head. A page that several blocks share is worth widening, and so are codes.
         let at = self.kv_head * dim * KV_PAGE;
@@ -420,10 +429,10 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Adds the terms of some channels to the scores; `k` are the lines of those.
+    /// Adds the terms of some channels to the scores, which the first channel begins; `k` are the lines of those.
     ///
     /// # Safety
-    /// As for `span`, and `k` is good for the lines.
+    /// As for `span`, the channels are below head_dim, and `k` is good for the lines.
     #[inline(always)]
     unsafe fn scores<V: Lanes, E: Element, const N: usize>(
         &self,
@@ -432,19 +441,15 @@ impl<'a> Tile<'a> {
         seen: &[Range<usize>],
         scores: &mut [Scores],
     ) {
-        let dim = self.all.job.head_dim;
-        let blocks = scores.chunks_mut(BLOCK).zip(seen.chunks(BLOCK)).zip(self.line.chunks(BLOCK));
-        for ((scores, seen), lines) in blocks {
-            // Nothing is seen past the last place that one of the rows sees.
+        let blocks = scores.chunks_mut(BLOCK).zip(seen.chunks(BLOCK)).zip(self.q.chunks(BLOCK));
+        for ((scores, seen), q) in blocks {
+            // Places past the last one that some row sees are not computed, and hidden below.
             let end = seen.iter().map(|seen| if seen.is_empty() { 0 } else { seen.end }).max().unwrap_or(0);
-            let mut rows = ProductRows::none();
-            for (scores, line) in scores.iter_mut().zip(lines) {
-                rows.push(self.all.job.q[line * dim..][channels.clone()].as_ptr(), scores.as_mut_ptr());
-            }
-            // SAFETY: lines of keys, and rows of scores, have KV_PAGE places, a multiple of LANES.
-            unsafe {
-                product::<V, E, N>(&rows, channels.len(), k, KV_PAGE, end.next_multiple_of(V::LANES));
-            }
+            let width = end.next_multiple_of(V::LANES);
+            let mut rows = ProductRows::none(channels.start == 0);
+            scores.iter_mut().zip(q).for_each(|(scores, q)| rows.push(*q, scores.as_mut_ptr()));
+            // SAFETY: lines of keys, and rows of scores, have KV_PAGE places, a multiple of LANES; q has head_dim.
+            unsafe { product::<V, E, N>(&rows, channels.clone(), k, KV_PAGE, width) };
         }
     }
 
@@ -465,7 +470,7 @@ impl<'a> Tile<'a> {
         let width = channels.len();
         for ((seen, weights), sums) in seen.chunks(BLOCK).zip(weights.chunks(BLOCK)).zip(sums.chunks(BLOCK)) {
             // The places that all rows see are done together; rows that see nothing drop out.
-            let mut rows = ProductRows::none();
+            let mut rows = ProductRows::none(false);
             let mut places = [const { 0..0 }; BLOCK];
             let mut common = 0..KV_PAGE;
             for ((seen, weights), sums) in seen.iter().zip(weights).zip(sums) {
@@ -481,10 +486,10 @@ impl<'a> Tile<'a> {
             // Each row takes its places in order: its own before the common ones, those, and its own after.
             for phase in 0..3 {
                 if phase == 1 {
-                    let (rows, v) = (rows.at(0, common.start), v.wrapping_add(common.start * width));
+                    let v = v.wrapping_add(common.start * width);
                     // SAFETY: the values are KV_PAGE lines of these channels, the places below KV_PAGE; sums of a row
                     // are head_dim values.
-                    unsafe { product::<V, E, N>(&rows, common.len(), v, width, width) };
+                    unsafe { product::<V, E, N>(&rows, common.clone(), v, width, width) };
                     continue;
                 }
                 for (i, seen) in places[..rows.count].iter().enumerate() {
@@ -492,9 +497,9 @@ impl<'a> Tile<'a> {
                         (seen.start..seen.end.min(common.start), seen.start.max(common.end)..seen.end);
                     let own = if phase == 0 { before } else { after };
                     if !own.is_empty() {
-                        let (row, v) = (rows.at(i, own.start), v.wrapping_add(own.start * width));
+                        let v = v.wrapping_add(own.start * width);
                         // SAFETY: as above, for one row.
-                        unsafe { product_of::<V, E, 1, N>(&row, own.len(), v, width, width) };
+                        unsafe { product_of::<V, E, 1, N>(&rows, i, own, v, width, width) };
                     }
                 }
             }
@@ -503,8 +508,8 @@ impl<'a> Tile<'a> {
 }
 
 /// What the pages of a span are worked on with.
-struct Room {
+struct Room<'a> {
     wide: Wide,
-    scores: [Scores; QUERIES],
+    scores: &'a mut [Scores],
     turn: Turn,
 }

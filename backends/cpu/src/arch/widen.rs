@@ -63,9 +63,10 @@ impl Narrow<'_> {
                         let scales = scales(k_scales, head_dim, kv_head, block).as_ptr();
                         for j in (0..KV_PAGE).step_by(V::LANES) {
                             let scale = V::load_f16(scales.add(j).cast());
-                            for line in (j..codes.len()).step_by(KV_PAGE) {
-                                let x = V::load_i8(codes.as_ptr().add(line).cast());
-                                V::store(to.add(first + line), V::mul(x, scale));
+                            let (mut from, mut to) = (codes.as_ptr().add(j), to.add(first + j));
+                            for _ in 0..codes.len() / KV_PAGE {
+                                V::store(to, V::mul(V::load_i8(from.cast()), scale));
+                                (from, to) = (from.wrapping_add(KV_PAGE), to.wrapping_add(KV_PAGE));
                             }
                         }
                     }
@@ -111,10 +112,16 @@ impl Narrow<'_> {
                             scales(v_scales, head_dim, kv_head, first / KV_BLOCK),
                             scale.as_mut_ptr(),
                         );
-                        let channels = first..piece.end.min(first + KV_BLOCK);
-                        for ((line, scale), place) in v.chunks_exact(head_dim).zip(scale).zip(0..) {
-                            let to = to.add(place * width + first - piece.start);
-                            scaled::<V>(&line[channels.clone()], scale, to);
+                        let count = KV_BLOCK.min(piece.end - first);
+                        let (mut from, mut to) = (v[first..].as_ptr(), to.add(first - piece.start));
+                        for scale in scale {
+                            if count == KV_BLOCK {
+                                // A count that the compiler knows leaves no loop.
+                                scaled::<V>(from, KV_BLOCK, scale, to);
+                            } else {
+                                scaled::<V>(from, count, scale, to);
+                            }
+                            (from, to) = (from.wrapping_add(head_dim), to.wrapping_add(width));
                         }
                     }
                 }
@@ -146,18 +153,18 @@ unsafe fn halves<V: Lanes>(from: &[f16], to: *mut f32) {
 }
 
 /// # Safety
-/// As for `halves`.
+/// The features of V are enabled, and the pointers are good for `count` elements.
 #[inline(always)]
-unsafe fn scaled<V: Lanes>(from: &[i8], scale: f32, to: *mut f32) {
-    let whole = from.len() / V::LANES * V::LANES;
+unsafe fn scaled<V: Lanes>(from: *const i8, count: usize, scale: f32, to: *mut f32) {
+    let whole = count / V::LANES * V::LANES;
     // SAFETY: as for this function.
     unsafe {
         let scales = V::splat(scale);
         for i in (0..whole).step_by(V::LANES) {
-            V::store(to.add(i), V::mul(V::load_i8(from.as_ptr().add(i).cast()), scales));
+            V::store(to.add(i), V::mul(V::load_i8(from.add(i).cast()), scales));
         }
-        for (i, code) in from.iter().enumerate().skip(whole) {
-            to.add(i).write(f32::from(*code) * scale);
+        for i in whole..count {
+            to.add(i).write(f32::from(*from.add(i)) * scale);
         }
     }
 }
