@@ -18,57 +18,13 @@ use half::f16;
 use neuropil_device::{Attention, AttentionRow, Joined, KV_PAGE, KV_SPAN, KvPage, Softmax};
 
 use super::lanes::Lanes;
+use super::plan::{AttentionPlan, join_spans};
 use super::product::{BLOCK, Element, ProductRows, product, product_of};
 use super::softmax::{Scores, Turn};
 use super::widen::{Narrow, PIECE, Wide};
 
 /// Query rows that share a page while it is in the core's cache; a multiple of every vector's lanes.
 pub(super) const QUERIES: usize = 8 * BLOCK;
-
-/// How an attention is cut into parts.
-#[derive(Clone)]
-pub(crate) struct AttentionPlan {
-    /// Tokens in a part.
-    tokens: usize,
-    /// The spans that some row sees.
-    spans: Range<usize>,
-    /// Whether each part has one span only.
-    split: bool,
-    parts: usize,
-    scratch: usize,
-}
-
-impl AttentionPlan {
-    /// Cuts a checked job into about `parts` parts or more, small enough for a core's cache.
-    pub(crate) fn new(job: &Attention<'_>, parts: usize) -> AttentionPlan {
-        let Attention { rows, heads, kv_heads, head_dim, .. } = *job;
-        let spans =
-            rows.iter().map(|row| job.spans(row)).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        let spans = spans.unwrap_or(0..0);
-        let split = rows.len() * kv_heads < parts && spans.len() > 1;
-        let most = QUERIES.div_ceil(heads / kv_heads).max(1);
-        let tokens = (rows.len() * kv_heads).div_ceil(parts.max(1)).clamp(1, most);
-        let each = if split { spans.len() } else { 1 };
-        // Sums of the spans beside `out`: those of every span and their softmax, or room for one at a time.
-        let lines = rows.len().saturating_mul(heads);
-        let scratch = match (split, spans.len()) {
-            (true, spans) => lines.saturating_mul(spans).saturating_mul(head_dim + 2),
-            (false, 0 | 1) => 0,
-            (false, _) => lines * head_dim,
-        };
-        AttentionPlan { tokens, split, parts: rows.len().div_ceil(tokens) * kv_heads * each, spans, scratch }
-    }
-
-    /// Number of parts.
-    pub(crate) fn parts(&self) -> usize {
-        self.parts
-    }
-
-    /// Values of memory that it takes.
-    pub(crate) fn scratch(&self) -> usize {
-        self.scratch
-    }
-}
 
 /// An attention handed out in parts, each once, to any thread: one KV head and a few tokens each, and one span where
 /// the plan says so.
@@ -245,7 +201,7 @@ impl<'a> Tile<'a> {
             line: [0; QUERIES],
             q: [std::ptr::null(); QUERIES],
             visible: [const { 0..0 }; QUERIES],
-            spans: usize::MAX..0,
+            spans: 0..0,
         };
         let (mut row, mut head) = (first + queries.start / group, queries.start % group);
         for i in 0..tile.count {
@@ -254,9 +210,7 @@ impl<'a> Tile<'a> {
             tile.line[i] = row * job.heads + kv_head * group + head;
             tile.q[i] = job.q[tile.line[i] * job.head_dim..][..job.head_dim].as_ptr();
             tile.visible[i] = job.visible(of);
-            if !spans.is_empty() {
-                tile.spans = tile.spans.start.min(spans.start)..tile.spans.end.max(spans.end);
-            }
+            tile.spans = join_spans(tile.spans, spans);
             head += 1;
             if head == group {
                 (row, head) = (row + 1, 0);
@@ -338,13 +292,14 @@ impl<'a> Tile<'a> {
         running: &mut [Softmax; QUERIES],
     ) {
         let job = self.all.job;
-        let mut pages = usize::MAX..0;
+        let (mut first_page, mut pages_end) = (usize::MAX, 0);
         for (sums, visible) in sums.iter().zip(&self.visible[..self.count]) {
             // SAFETY: sums of a row are head_dim values.
             unsafe { sums.write_bytes(0, job.head_dim) };
             let (first, end) = (visible.start.max(span * KV_SPAN), visible.end.min((span + 1) * KV_SPAN));
             if first < end {
-                pages = pages.start.min(first / KV_PAGE)..pages.end.max(end.div_ceil(KV_PAGE));
+                (first_page, pages_end) =
+                    (first_page.min(first / KV_PAGE), pages_end.max(end.div_ceil(KV_PAGE)));
             }
         }
         let mut scores = [const { MaybeUninit::uninit() }; QUERIES];
@@ -354,7 +309,7 @@ impl<'a> Tile<'a> {
         // SAFETY: so many were just written.
         let scores = unsafe { std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast(), self.count) };
         let mut room = Room { wide: Wide::new(), scores, turn: Turn::new() };
-        for index in pages {
+        for index in first_page..pages_end {
             // SAFETY: as for this function.
             unsafe { self.page::<V, N>(index, sums, running, &mut room) };
         }

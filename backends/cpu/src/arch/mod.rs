@@ -9,6 +9,7 @@ mod format;
 mod host;
 mod lanes;
 mod passes;
+mod plan;
 mod product;
 mod scalar;
 mod softmax;
@@ -26,8 +27,9 @@ use crate::pack::Packed;
 use neuropil_device::DType;
 use neuropil_device::quant::ACT_BLOCK;
 
-pub(crate) use attention::{AttentionParts, AttentionPlan};
+pub(crate) use attention::AttentionParts;
 pub(crate) use host::HostOp;
+pub(crate) use plan::AttentionPlan;
 
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::{Neon, NeonDot};

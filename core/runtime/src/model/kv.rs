@@ -327,7 +327,7 @@ mod tests {
         let mut cache = KvCache::new(shape);
         let value = |layer: usize, position: usize, i: usize| {
             let x = ((layer * 31 + position * 17 + i * 7) % 101) as f32 - 50.0;
-            if position % 3 == 0 { x * 100.0 } else { x * 0.01 }
+            if position.is_multiple_of(3) { x * 100.0 } else { x * 0.01 }
         };
         let read = |cache: &KvCache, layer: usize, position: usize| -> Vec<[f32; 2]> {
             let page = cache.page(layer, position / KV_PAGE);
