@@ -122,8 +122,8 @@ mod tests {
             }
         }
         assert_eq!(quantize_kv(&[0.0; 32]), (f16::ZERO, [0; 32]));
-        let (scale, codes) = quantize_kv(&[-1.0, 0.5]);
-        assert_eq!((codes[0], codes[1], codes[2]), (-127, 64, 0), "{scale}");
+        let (scale, codes) = quantize_kv(&[-1.0, 0.25]);
+        assert_eq!((codes[0], codes[1], codes[2]), (-127, 32, 0), "{scale}");
     }
 
     #[test]
