@@ -5,7 +5,8 @@
 
 use std::fs;
 
-use neuropil_cpu::{AlignedBytes, Pool, Topology};
+use neuropil_cpu::{Pool, Topology};
+use neuropil_device::AlignedBytes;
 
 use crate::loops::{self, Arithmetic, Order, READ_UNIT, Reader};
 use crate::measure::{Spread, seconds};

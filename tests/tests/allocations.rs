@@ -1,6 +1,6 @@
 //! A decoded token allocates nothing once the buffers have grown. Alone in its binary: the count is the process's.
 
-use neuropil::{Engine, SessionOptions};
+use neuropil::{Engine, KvType, SessionOptions};
 use neuropil_cpu::{CpuBackend, CpuOptions};
 use neuropil_tests::counting_alloc::{CountingAlloc, allocations};
 use neuropil_tests::toy::{Toy, tokens};
@@ -10,14 +10,17 @@ static ALLOC: CountingAlloc = CountingAlloc;
 
 #[test]
 fn a_decoded_token_allocates_nothing() {
-    let (_dir, path) = Toy::default().temp();
+    let (_dir, path) = Toy { context: 1024, ..Toy::default() }.temp();
     let cpu = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let engine = Engine::builder(&path).backend(&cpu).unwrap().build().unwrap();
-    let mut session = engine.session(SessionOptions::default()).unwrap();
-    session.prefill(&tokens("warm up")).unwrap();
-    (0..20).for_each(|i| session.decode(i).unwrap());
-    // Up to the end of the cache's first page, which the next token would leave.
-    let before = allocations();
-    (0..30).for_each(|i| session.decode(i).unwrap());
-    assert_eq!(allocations() - before, 0);
+    // The second prompt is so long that threads share a head's attention.
+    for (kv, prompt) in [(KvType::F16, 7), (KvType::F16, 583), (KvType::Q8_0, 583)] {
+        let mut session = engine.session(SessionOptions { kv, ..SessionOptions::default() }).unwrap();
+        session.prefill(&tokens("warm up").repeat(100)[..prompt]).unwrap();
+        (0..20).for_each(|i| session.decode(i).unwrap());
+        // Up to the end of a page of the cache, which the next token would leave.
+        let before = allocations();
+        (0..30).for_each(|i| session.decode(i).unwrap());
+        assert_eq!(allocations() - before, 0, "{kv:?} from {prompt} tokens on");
+    }
 }

@@ -119,6 +119,10 @@ fn perplexity_of_a_known_text() {
     let want = golden["results"]["q4_1"]["ppl"].as_f64().unwrap();
     let got = perplexity(&engine(&path, false), KvType::F16, &text, 14);
     assert!((got / want - 1.0).abs() < 0.01, "{got} instead of {want}");
+    // Keys and values of 8 bits: a thousandth on top.
+    let narrow = perplexity(&engine(&path, false), KvType::Q8_0, &text, 3);
+    let halves = perplexity(&engine(&path, false), KvType::F16, &text, 3);
+    assert!((narrow / halves - 1.0).abs() < 0.003, "{narrow} instead of {halves}");
     // Three chunks of the slow path say as much as all fourteen.
     let want = golden["results"]["f32"]["running"][2].as_f64().unwrap();
     let got = perplexity(&engine(&path, true), KvType::F32, &text, 3);

@@ -1,11 +1,13 @@
 //! The host operations of a layer, on the pool and with vectors, with the bits of the scalar bodies.
 //!
 //! Work is shared over rows only where there are enough: a decode step has one row, and a fork costs as much as its
-//! norm. Attention is shared over KV heads as well.
+//! norm. Attention is shared over KV heads as well, and over spans of positions where the context is long.
 
-use neuropil_device::{Attention, HostOps, Rope, check_add, check_rms_norm};
+use std::sync::{Mutex, PoisonError};
 
-use crate::arch::{AttentionParts, HostOp};
+use neuropil_device::{Attention, HostOps, Rope, ScalarOps, check_add, check_rms_norm};
+
+use crate::arch::{AttentionParts, AttentionPlan, HostOp};
 use crate::crew::Crew;
 use crate::mem::Claims;
 
@@ -18,12 +20,14 @@ const FEW_PRODUCTS: usize = 1 << 17;
 /// Host operations on a pool.
 pub struct CpuOps {
     crew: Crew,
+    /// Memory for attentions with several spans, kept from one to the next: as many as were at work at a time.
+    scratch: Mutex<Vec<Vec<f32>>>,
 }
 
 impl CpuOps {
     /// Operations that share a pool with a device.
     pub(crate) fn new(crew: Crew) -> CpuOps {
-        CpuOps { crew }
+        CpuOps { crew, scratch: Mutex::default() }
     }
 
     /// Calls `each` with pieces of `out`, whole rows of `width` values, and where they begin.
@@ -65,10 +69,28 @@ impl HostOps for CpuOps {
         job.check(out.len());
         let seen: usize = job.rows.iter().map(|row| job.visible(row).len()).sum();
         let products = seen.saturating_mul(2 * job.heads * job.head_dim);
-        let wanted = if products < FEW_PRODUCTS { 1 } else { 8 * self.crew.pool.threads() };
-        let parts = AttentionParts::new(job, out, wanted);
+        let threads = self.crew.pool.threads();
+        let wanted = if products < FEW_PRODUCTS || threads == 1 { 1 } else { 8 * threads };
+        let plan = AttentionPlan::new(job, wanted);
+        let need = plan.scratch();
+        let lock = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = if need == 0 { Vec::new() } else { lock().pop().unwrap_or_default() };
+        if scratch.try_reserve(need.saturating_sub(scratch.len())).is_err() {
+            // The scalar body is slow, but it takes no memory to speak of.
+            return ScalarOps.attention(job, out);
+        }
+        scratch.resize(need.max(scratch.len()), 0.0);
+        let chunks = plan.parts();
+        let parts = AttentionParts::new(job, plan, out, &mut scratch);
         let one = |_| self.crew.isa.host(HostOp::Attention(&parts));
-        if wanted == 1 { (0..parts.len()).for_each(one) } else { self.crew.pool.run(parts.len(), &one) }
+        if wanted == 1 {
+            (0..chunks).for_each(one)
+        } else {
+            self.crew.pool.run(chunks, &one)
+        }
+        if need > 0 {
+            lock().push(scratch);
+        }
     }
 
     fn add(&self, x: &mut [f32], y: &[f32]) {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use half::f16;
 use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
-use neuropil_device::{Attention, AttentionRow, Backend, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps};
+use neuropil_device::{
+    Attention, AttentionRow, Backend, HostOps, KV_BLOCK, KV_PAGE, KvPage, KvPages, Rope, ScalarOps,
+};
 use proptest::prelude::*;
 
 /// Every instruction set, on one thread and on three.
@@ -32,29 +34,64 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
 }
 
+/// Element types of a cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    F16,
+    F32,
+    Q8_0,
+}
+
+const KINDS: [Kind; 3] = [Kind::F16, Kind::F32, Kind::Q8_0];
+
+/// The keys and values of a page in every type; each type is a cache of its own.
+struct Page {
+    f32: [Vec<f32>; 2],
+    f16: [Vec<f16>; 2],
+    codes: [Vec<i8>; 2],
+    scales: [Vec<f16>; 2],
+}
+
+impl Page {
+    fn new(seed: u64, kv_heads: usize, head_dim: usize) -> Page {
+        let elements = kv_heads * KV_PAGE * head_dim;
+        let f32 = [2 * seed, 2 * seed + 1].map(|seed| numbers(seed, elements));
+        let narrow = |x: &Vec<f32>| x.iter().map(|v| f16::from_f32(*v)).collect::<Vec<_>>();
+        let scale = |i: usize| f16::from_f32(0.000_1 * (1 + (i * 31 + seed as usize % 7) % 97) as f32);
+        let scales = kv_heads * head_dim.div_ceil(KV_BLOCK) * KV_PAGE;
+        Page {
+            f16: [narrow(&f32[0]), narrow(&f32[1])],
+            codes: f32.clone().map(|x| x.iter().map(|x| (x * 40.0) as i8).collect()),
+            scales: [0, 1].map(|which| (0..scales).map(|i| scale(i + which)).collect()),
+            f32,
+        }
+    }
+}
+
 /// Pages of several sequences.
 struct Cache {
-    half: bool,
-    pages: Vec<Vec<[Vec<f32>; 2]>>,
-    halves: Vec<Vec<[Vec<f16>; 2]>>,
+    kind: Kind,
+    pages: Vec<Vec<Page>>,
 }
 
 impl Cache {
-    fn new(seed: u64, half: bool, sequences: usize, pages: usize, page_len: usize) -> Cache {
-        let values = |n: usize| numbers(seed ^ n as u64, page_len);
-        let page = |s: usize, p: usize| [values(1000 * s + 2 * p + 1), values(1000 * s + 2 * p + 2)];
-        let pages: Vec<Vec<[Vec<f32>; 2]>> =
-            (0..sequences).map(|s| (0..pages).map(|p| page(s, p)).collect()).collect();
-        let narrow = |x: &Vec<f32>| x.iter().map(|v| f16::from_f32(*v)).collect::<Vec<_>>();
-        let halves = pages.iter().map(|s| s.iter().map(|[k, v]| [narrow(k), narrow(v)]).collect()).collect();
-        Cache { half, pages, halves }
+    fn new(seed: u64, kind: Kind, sequences: usize, pages: usize, kv_heads: usize, head_dim: usize) -> Cache {
+        let page = |s: usize, p: usize| Page::new(seed ^ (1000 * s + p + 1) as u64, kv_heads, head_dim);
+        let pages = (0..sequences).map(|s| (0..pages).map(|p| page(s, p)).collect()).collect();
+        Cache { kind, pages }
     }
 }
 
 impl KvPages for Cache {
     fn page(&self, sequence: usize, index: usize) -> KvPage<'_> {
-        let ([k, v], [k16, v16]) = (&self.pages[sequence][index], &self.halves[sequence][index]);
-        if self.half { KvPage::F16 { k: k16, v: v16 } } else { KvPage::F32 { k, v } }
+        let Page { f32, f16, codes, scales } = &self.pages[sequence][index];
+        match self.kind {
+            Kind::F16 => KvPage::F16 { k: &f16[0], v: &f16[1] },
+            Kind::F32 => KvPage::F32 { k: &f32[0], v: &f32[1] },
+            Kind::Q8_0 => {
+                KvPage::Q8_0 { k: &codes[0], k_scales: &scales[0], v: &codes[1], v_scales: &scales[1] }
+            }
+        }
     }
 }
 
@@ -64,7 +101,7 @@ struct Shape {
     group: usize,
     head_dim: usize,
     window: Option<usize>,
-    half: bool,
+    kind: Kind,
     rows: Vec<AttentionRow>,
     seed: u64,
 }
@@ -73,34 +110,41 @@ const SEQUENCES: usize = 3;
 const PAGES: usize = 4;
 
 fn shape() -> impl Strategy<Value = Shape> {
-    let dims = prop::sample::select(vec![64usize, 80, 128, 96, 16, 7]);
+    let dims = prop::sample::select(vec![64usize, 80, 128, 96, 16, 7, 40, 144]);
     // Runs of tokens of one sequence, as a prefill or a batch of decodes has them.
     let run = (0..SEQUENCES, 0..PAGES * KV_PAGE, 1usize..70);
     let window = prop::option::of(prop::sample::select(vec![0usize, 1, 5, 63, 64, 100]));
     let rows = prop::collection::vec(run, 1..4);
-    (1usize..4, 1usize..9, dims, window, any::<bool>(), rows, any::<u64>()).prop_map(
-        |(kv_heads, group, head_dim, window, half, runs, seed)| {
-            let tokens = |(sequence, first, count): (usize, usize, usize)| {
-                let positions = first..(first + count).min(PAGES * KV_PAGE);
-                positions.map(move |position| AttentionRow { sequence, position })
-            };
-            let rows = runs.into_iter().flat_map(tokens).collect();
-            Shape { kv_heads, group, head_dim, window, half, rows, seed }
+    (1usize..4, 1usize..9, dims, window, prop::sample::select(&KINDS[..]), rows, any::<u64>()).prop_map(
+        |(kv_heads, group, head_dim, window, kind, runs, seed)| {
+            let rows = rows_of(&runs, PAGES);
+            Shape { kv_heads, group, head_dim, window, kind, rows, seed }
         },
     )
 }
 
+/// Rows of runs of (sequence, first position, tokens), within so many pages.
+fn rows_of(runs: &[(usize, usize, usize)], pages: usize) -> Vec<AttentionRow> {
+    let tokens = |&(sequence, first, count): &(usize, usize, usize)| {
+        let positions = first..(first + count).min(pages * KV_PAGE);
+        positions.map(move |position| AttentionRow { sequence, position })
+    };
+    runs.iter().flat_map(tokens).collect()
+}
+
 fn check_attention(shape: &Shape, ops: &[(String, Arc<dyn HostOps>)], spoil: Option<f32>) {
-    let Shape { kv_heads, group, head_dim, window, half, ref rows, seed } = *shape;
+    let Shape { kv_heads, group, head_dim, window, kind, ref rows, seed } = *shape;
     let heads = kv_heads * group;
-    let mut cache = Cache::new(seed, half, SEQUENCES, PAGES, kv_heads * KV_PAGE * head_dim);
+    let pages = rows.iter().map(|row| row.position / KV_PAGE + 1).max().unwrap_or(0).max(2);
+    let mut cache = Cache::new(seed, kind, SEQUENCES, pages, kv_heads, head_dim);
     let mut q = numbers(!seed, rows.len() * heads * head_dim);
     if let Some(spoil) = spoil {
         let at = q.len() / 2;
         q[at] = spoil;
-        cache.pages[0][0][0][3] = spoil;
-        cache.pages[1][1][1][2] = spoil;
-        cache.halves[0][0][1][5] = f16::from_f32(spoil);
+        cache.pages[0][0].f32[0][3] = spoil;
+        cache.pages[1][1].f32[1][2] = spoil;
+        cache.pages[0][0].f16[1][5] = f16::from_f32(spoil);
+        cache.pages[0][1].scales[0][5] = f16::from_f32(spoil);
     }
     let scale = 1.0 / (head_dim as f32).sqrt();
     let job = Attention { q: &q, rows, kv: &cache, heads, kv_heads, head_dim, scale, window };
@@ -113,31 +157,58 @@ fn check_attention(shape: &Shape, ops: &[(String, Arc<dyn HostOps>)], spoil: Opt
     }
 }
 
+fn cases(cases: u32) -> proptest::test_runner::TestRunner {
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    proptest::test_runner::TestRunner::new(config)
+}
+
 #[test]
 fn attention_has_the_bits_of_the_scalar_body() {
     let ops = all_ops();
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 48,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
     let test = |shape: Shape| {
         check_attention(&shape, &ops, None);
         Ok(())
     };
-    runner.run(&shape(), test).unwrap();
+    cases(48).run(&shape(), test).unwrap();
+}
+
+#[test]
+fn a_long_context_has_the_bits_of_the_scalar_body() {
+    // Few rows, which threads share by spans of 512 positions, and some more, which they do not.
+    const PAGES: usize = 28;
+    let ops = all_ops();
+    let run = (0..SEQUENCES, 400..PAGES * KV_PAGE, prop::sample::select(vec![1usize, 1, 2, 9]));
+    let window = prop::option::of(prop::sample::select(vec![0usize, 100, 512, 700]));
+    let shapes = (
+        1usize..3,
+        prop::sample::select(vec![1usize, 3, 4]),
+        prop::sample::select(vec![16usize, 40, 7]),
+        window,
+        prop::sample::select(&KINDS[..]),
+        prop::collection::vec(run, 1..4),
+        any::<u64>(),
+    );
+    let test = |(kv_heads, group, head_dim, window, kind, runs, seed): (_, _, _, _, _, Vec<_>, _)| {
+        let rows = rows_of(&runs, PAGES);
+        check_attention(&Shape { kv_heads, group, head_dim, window, kind, rows, seed }, &ops, None);
+        Ok(())
+    };
+    cases(24).run(&shapes, test).unwrap();
 }
 
 #[test]
 fn attention_keeps_what_is_not_finite() {
     let ops = all_ops();
     for spoil in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38] {
-        for half in [false, true] {
-            let rows =
-                (0..2).flat_map(|sequence| (50..90).map(move |position| AttentionRow { sequence, position }));
-            let rows = rows.collect();
-            let shape = Shape { kv_heads: 2, group: 3, head_dim: 64, window: Some(70), half, rows, seed: 5 };
-            check_attention(&shape, &ops, Some(spoil));
+        for kind in KINDS {
+            for (window, rows) in [
+                (Some(70), rows_of(&[(0, 50, 40), (1, 50, 40)], 2)),
+                (None, rows_of(&[(0, 1100, 1), (1, 1100, 1)], 20)),
+                (None, rows_of(&[(0, 1000, 40), (1, 1100, 1)], 20)),
+            ] {
+                let shape = Shape { kv_heads: 2, group: 3, head_dim: 64, window, kind, rows, seed: 5 };
+                check_attention(&shape, &ops, Some(spoil));
+            }
         }
     }
 }
@@ -146,7 +217,7 @@ fn attention_keeps_what_is_not_finite() {
 fn a_query_that_is_not_a_number_shows() {
     let rows: Vec<_> = (0..90).map(|position| AttentionRow { sequence: 0, position }).collect();
     let (heads, head_dim) = (3, 16);
-    let cache = Cache::new(1, true, 1, 2, KV_PAGE * head_dim);
+    let cache = Cache::new(1, Kind::F16, 1, 2, 1, head_dim);
     let q = vec![f32::NAN; rows.len() * heads * head_dim];
     for (name, ops) in all_ops() {
         for rows in [&rows[..], &rows[70..71]] {
@@ -164,7 +235,7 @@ fn a_query_that_is_not_a_number_shows() {
 fn lengths_that_do_not_fit_panic_alike() {
     let mut all = all_ops();
     all.push(("the scalar bodies".into(), Arc::new(ScalarOps)));
-    let cache = Cache::new(1, false, 1, 1, KV_PAGE * 8);
+    let cache = Cache::new(1, Kind::F32, 1, 1, 1, 8);
     let rows = [AttentionRow { sequence: 0, position: 0 }];
     let job = Attention {
         q: &[1.0; 16],
@@ -204,7 +275,8 @@ fn lengths_that_do_not_fit_panic_alike() {
 fn a_single_token_and_none() {
     let ops = all_ops();
     for rows in [vec![], vec![AttentionRow { sequence: 2, position: 200 }]] {
-        let shape = Shape { kv_heads: 3, group: 3, head_dim: 64, window: None, half: true, rows, seed: 1 };
+        let shape =
+            Shape { kv_heads: 3, group: 3, head_dim: 64, window: None, kind: Kind::F16, rows, seed: 1 };
         check_attention(&shape, &ops, None);
     }
 }

@@ -92,6 +92,9 @@ pub enum Kv {
     F16,
     /// Single precision
     F32,
+    /// 8 bits, with a scale for every 32 channels: about half the memory of f16
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 impl Kv {
@@ -100,6 +103,7 @@ impl Kv {
         match self {
             Kv::F16 => KvType::F16,
             Kv::F32 => KvType::F32,
+            Kv::Q8_0 => KvType::Q8_0,
         }
     }
 
@@ -108,6 +112,7 @@ impl Kv {
         match self {
             Kv::F16 => "f16",
             Kv::F32 => "f32",
+            Kv::Q8_0 => "q8_0",
         }
     }
 }
@@ -306,7 +311,7 @@ mod tests {
             ["--min-p", "-0.1"],
             ["--repeat-penalty", "0"],
             ["--repeat-last-n", "-2"],
-            ["--kv", "q8_0"],
+            ["--kv", "q4_0"],
             ["--device", "wgpu"],
             ["--stop", ""],
             ["--samples", "0"],
@@ -315,9 +320,14 @@ mod tests {
         ] {
             assert!(refused(&flags), "{flags:?}");
         }
-        for flags in
-            [["-n", "-1"], ["-t", "0"], ["--logit-bias", "3=-100"], ["--repeat-last-n", "-1"], ["-p", "-x"]]
-        {
+        for flags in [
+            ["-n", "-1"],
+            ["-t", "0"],
+            ["--kv", "q8_0"],
+            ["--logit-bias", "3=-100"],
+            ["--repeat-last-n", "-1"],
+            ["-p", "-x"],
+        ] {
             assert!(!refused(&flags), "{flags:?}");
         }
     }

@@ -3,40 +3,14 @@
 //! These run on the host. The default bodies are the formulas, one row after the other; the CPU backend overrides
 //! the hot ones and must give the same bits. A GPU or NPU need not know that this trait exists.
 
-use half::f16;
+use std::ops::Range;
 
+use crate::kv::{KV_PAGE, KvPages};
 use crate::math;
 
-/// Positions in one page of a KV cache.
-pub const KV_PAGE: usize = 64;
-
-/// One page of the keys and values of one layer and sequence.
-///
-/// Keys lie transposed, `[kv_heads, head_dim, KV_PAGE]`, so that the scores of a page are sums over `head_dim` with
-/// one position per lane; values lie `[kv_heads, KV_PAGE, head_dim]`, so that the result has one channel per lane.
-#[derive(Clone, Copy)]
-pub enum KvPage<'a> {
-    /// Half precision.
-    F16 {
-        /// Keys.
-        k: &'a [f16],
-        /// Values.
-        v: &'a [f16],
-    },
-    /// Single precision.
-    F32 {
-        /// Keys.
-        k: &'a [f32],
-        /// Values.
-        v: &'a [f32],
-    },
-}
-
-/// Where attention finds its pages.
-pub trait KvPages: Sync {
-    /// Page `index` of a sequence (positions `index * KV_PAGE ..`), of the layer at hand.
-    fn page(&self, sequence: usize, index: usize) -> KvPage<'_>;
-}
+/// Positions in one span of attention. Each begins a softmax of its own; they are joined in order by
+/// [`Softmax::join`], so that threads can share a long context.
+pub const KV_SPAN: usize = 512;
 
 /// One row of an attention: a token of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +62,15 @@ impl Attention<'_> {
     }
 
     /// Positions that a row sees.
-    pub fn visible(&self, row: &AttentionRow) -> std::ops::Range<usize> {
+    pub fn visible(&self, row: &AttentionRow) -> Range<usize> {
         let end = row.position + 1;
         end.saturating_sub(self.window.unwrap_or(end))..end
+    }
+
+    /// Spans of [`KV_SPAN`] positions that a row sees something of.
+    pub fn spans(&self, row: &AttentionRow) -> Range<usize> {
+        let visible = self.visible(row);
+        visible.start / KV_SPAN..visible.end.div_ceil(KV_SPAN)
     }
 }
 
@@ -225,27 +205,111 @@ pub fn rope_rows(rope: &Rope<'_>, x: &mut [f32]) {
     }
 }
 
-/// Attention, head by head and page by page, with the running maximum of an online softmax.
+/// The running softmax of some positions: the largest score so far, and the sum of the weights `e^(score - max)`.
+/// Whoever keeps it keeps the weighted sums of the values beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Softmax {
+    /// Largest score.
+    pub max: f32,
+    /// Sum of the weights: 0 of nothing, else at least 1, or NaN when a score was not a number.
+    pub total: f32,
+}
+
+impl Softmax {
+    /// Of no position.
+    pub const NOTHING: Softmax = Softmax { max: f32::NEG_INFINITY, total: 0.0 };
+
+    /// Takes in the softmax of later positions. The sums that belong to the two are joined by what is returned.
+    #[inline(always)]
+    pub fn join(&mut self, later: Softmax) -> Joined {
+        if later.total == 0.0 {
+            return Joined::Kept;
+        }
+        if self.total == 0.0 {
+            *self = later;
+            return Joined::Taken;
+        }
+        let max = self.max.max(later.max);
+        let [own, other] = [math::exp(self.max - max), math::exp(later.max - max)];
+        *self = Softmax { max, total: later.total.mul_add(other, self.total * own) };
+        Joined::Sum { own, other }
+    }
+}
+
+/// How two sums of values become one, for each channel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Joined {
+    /// The first as it is.
+    Kept,
+    /// The second as it is.
+    Taken,
+    /// `second.mul_add(other, first * own)`.
+    Sum {
+        /// Factor of the first.
+        own: f32,
+        /// Factor of the second.
+        other: f32,
+    },
+}
+
+/// Attention, head by head, span by span and page by page, with the running maximum of an online softmax.
 ///
 /// The order is part of the numeric law: scores sum over channels in order; a page's weights are summed in
-/// [`math::sum`]'s order over its `KV_PAGE` places; the output takes positions in order. Pages are aligned to absolute
-/// positions, so a row's result does not depend on what else is in the batch or how the prompt was cut.
+/// [`math::sum`]'s order over its `KV_PAGE` places; the output takes positions in order. Each span of [`KV_SPAN`]
+/// positions begins anew, and the spans are joined in order by [`Softmax::join`], so threads can share a long context.
+/// Pages and spans are aligned to absolute positions, so a row's result does not depend on what else is in the batch
+/// or how the prompt was cut.
 fn attention_scalar(job: &Attention<'_>, out: &mut [f32]) {
     let dim = job.head_dim;
     let group = job.heads / job.kv_heads;
     let width = job.heads * dim;
+    let mut span = vec![0.0; dim];
     for ((row, q), out) in job.rows.iter().zip(job.q.chunks_exact(width)).zip(out.chunks_exact_mut(width)) {
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
-            attend(job, row, head / group, q, out);
+            attend(job, row, head / group, q, out, &mut span);
         }
     }
 }
 
-fn attend(job: &Attention<'_>, row: &AttentionRow, kv_head: usize, q: &[f32], out: &mut [f32]) {
+fn attend(
+    job: &Attention<'_>,
+    row: &AttentionRow,
+    kv_head: usize,
+    q: &[f32],
+    out: &mut [f32],
+    sums: &mut [f32],
+) {
+    let mut all = Softmax::NOTHING;
+    out.fill(0.0);
+    for span in job.spans(row) {
+        sums.fill(0.0);
+        let later = attend_span(job, row, kv_head, q, span, sums);
+        match all.join(later) {
+            Joined::Kept => {}
+            Joined::Taken => out.copy_from_slice(sums),
+            Joined::Sum { own, other } => {
+                out.iter_mut().zip(&*sums).for_each(|(out, sum)| *out = sum.mul_add(other, *out * own));
+            }
+        }
+    }
+    if all.total > 0.0 {
+        out.iter_mut().for_each(|o| *o /= all.total);
+    }
+}
+
+/// Attention over what a row sees of one span; `sums` begins as zeros.
+fn attend_span(
+    job: &Attention<'_>,
+    row: &AttentionRow,
+    kv_head: usize,
+    q: &[f32],
+    span: usize,
+    sums: &mut [f32],
+) -> Softmax {
     let dim = job.head_dim;
     let visible = job.visible(row);
-    let (mut max, mut total) = (f32::NEG_INFINITY, 0.0f32);
-    out.fill(0.0);
+    let visible = visible.start.max(span * KV_SPAN)..visible.end.min((span + 1) * KV_SPAN);
+    let Softmax { mut max, mut total } = Softmax::NOTHING;
     for index in visible.start / KV_PAGE..visible.end.div_ceil(KV_PAGE) {
         let page = job.kv.page(row.sequence, index);
         let first = index * KV_PAGE;
@@ -267,43 +331,21 @@ fn attend(job: &Attention<'_>, row: &AttentionRow, kv_head: usize, q: &[f32], ou
         let shrink = math::exp(max - new_max);
         weights.iter_mut().for_each(|w| *w = math::exp(*w - new_max));
         total = total.mul_add(shrink, math::sum(&weights));
-        for (channel, out) in out.iter_mut().enumerate() {
-            let mut sum = *out * shrink;
+        for (channel, sum) in sums.iter_mut().enumerate() {
+            *sum *= shrink;
             for place in places.clone() {
-                sum = weights[place].mul_add(page.value(dim, kv_head, channel, place), sum);
+                *sum = weights[place].mul_add(page.value(dim, kv_head, channel, place), *sum);
             }
-            *out = sum;
         }
         max = new_max;
     }
-    if total > 0.0 {
-        out.iter_mut().for_each(|o| *o /= total);
-    }
-}
-
-impl KvPage<'_> {
-    /// One key element.
-    pub fn key(&self, head_dim: usize, kv_head: usize, channel: usize, place: usize) -> f32 {
-        let at = (kv_head * head_dim + channel) * KV_PAGE + place;
-        match self {
-            KvPage::F16 { k, .. } => k[at].to_f32(),
-            KvPage::F32 { k, .. } => k[at],
-        }
-    }
-
-    /// One value element.
-    pub fn value(&self, head_dim: usize, kv_head: usize, channel: usize, place: usize) -> f32 {
-        let at = (kv_head * KV_PAGE + place) * head_dim + channel;
-        match self {
-            KvPage::F16 { v, .. } => v[at].to_f32(),
-            KvPage::F32 { v, .. } => v[at],
-        }
-    }
+    Softmax { max, total }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::KvPage;
 
     /// Keys of zeros, values that name their position and KV head.
     struct Positions {
@@ -347,6 +389,28 @@ mod tests {
         assert!((kv.run(1, None, 149)[0] - 74.5).abs() < 1e-4);
         assert!((kv.run(1, Some(100), 149)[0] - 99.5).abs() < 1e-4);
         assert_eq!(kv.run(1, Some(0), 9), [0.0], "a row that sees nothing is zero");
+    }
+
+    #[test]
+    fn spans_join_to_the_whole() {
+        let kv = Positions::new(1, 20);
+        for position in [511, 512, 513, 1023, 1024, 1279] {
+            let got = kv.run(1, None, position)[0];
+            assert!((got - position as f32 / 2.0).abs() < 1e-3, "{position}: {got}");
+        }
+        assert!((kv.run(1, Some(600), 1100)[0] - 800.5).abs() < 1e-3);
+        let nothing = Softmax::NOTHING;
+        let two = Softmax { max: 1.0, total: 2.0 };
+        let mut all = nothing;
+        assert_eq!(
+            (all.join(nothing), all.join(two), all.join(nothing)),
+            (Joined::Kept, Joined::Taken, Joined::Kept)
+        );
+        assert_eq!(all, two);
+        assert_eq!(all.join(two), Joined::Sum { own: 1.0, other: 1.0 });
+        assert_eq!(all.total, 4.0);
+        all.join(Softmax { max: f32::NEG_INFINITY, total: f32::NAN });
+        assert!(all.total.is_nan(), "what is not a number shows across spans");
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod dtype;
 mod error;
 mod host_ops;
 mod job;
+mod kv;
 pub mod math;
 pub mod quant;
 
@@ -41,10 +42,11 @@ pub use device::{Backend, Device, DeviceId, DeviceInfo, DeviceKind, OpShape, Sup
 pub use dtype::DType;
 pub use error::DeviceError;
 pub use host_ops::{
-    Attention, AttentionRow, HostOps, KV_PAGE, KvPage, KvPages, Rope, ScalarOps, check_add, check_rms_norm,
+    Attention, AttentionRow, HostOps, Joined, KV_SPAN, Rope, ScalarOps, Softmax, check_add, check_rms_norm,
     rope_rows,
 };
 pub use job::{
     BlockJob, BundleLayout, ClusterJob, ClusterWeights, HostRegion, MAX_PRODUCTS, MatmulJob, Matrix,
     PreparedWeight, Product, RowSource, Stage, WeightShape, WeightSource,
 };
+pub use kv::{KV_BLOCK, KV_PAGE, KvPage, KvPages, quantize_kv};

@@ -8,26 +8,37 @@
 /// Interleaved accumulators of a sum: lane `j` takes the elements `i` with `i % LANES == j`.
 pub const LANES: usize = 16;
 
+/// The constants of [`exp`], for those who write it in vectors of their own.
+pub mod exp_constants {
+    /// Below it the result is 0.
+    pub const LOW: f32 = -87.33;
+    /// Above it the result is infinite.
+    pub const HIGH: f32 = 88.3;
+    /// -ln 2 as a sum of a short and a small number.
+    pub const MINUS_LN_2: [f32; 2] = [-0.693_359_4, 2.121_944_4e-4];
+    /// The polynomial of `(e^r - 1 - r) / r²`, highest power first.
+    pub const POLYNOMIAL: [f32; 6] =
+        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+    /// 1.5 · 2^23. Adding it rounds to an integer, half to even, and leaves the integer in the low bits.
+    pub const ROUND: f32 = 12_582_912.0;
+}
+
 /// e^x, within 2 units in the last place; 0 below -87.33, infinite above 88.3, NaN for NaN.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    const LOW: f32 = -87.33;
-    const HIGH: f32 = 88.3;
+    use exp_constants::{HIGH, LOW, MINUS_LN_2, POLYNOMIAL, ROUND};
     // Comparisons written so that NaN goes through.
     let c = if x < LOW { LOW } else { x };
     let c = if c > HIGH { HIGH } else { c };
-    let n = (c * std::f32::consts::LOG2_E).round_ties_even();
-    let r = n.mul_add(-0.693_359_4, c);
-    let r = n.mul_add(2.121_944_4e-4, r);
-    let p = 1.987_569_1e-4_f32;
-    let p = p.mul_add(r, 1.398_199_9e-3);
-    let p = p.mul_add(r, 8.333_452e-3);
-    let p = p.mul_add(r, 4.166_579_6e-2);
-    let p = p.mul_add(r, 1.666_666_5e-1);
-    let p = p.mul_add(r, 0.5);
+    // Unlike a conversion, every vector unit has an addition.
+    let shifted = c * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = n.mul_add(MINUS_LN_2[0], c);
+    let r = n.mul_add(MINUS_LN_2[1], r);
+    let [p, rest @ ..] = POLYNOMIAL;
+    let p = rest.iter().fold(p, |p, next| p.mul_add(r, *next));
     let p = p.mul_add(r * r, r) + 1.0;
-    // Adding 1.5 * 2^23 leaves the integer n in the low bits: unlike a conversion, every vector unit has an addition.
-    let power = f32::from_bits((n + 12_582_912.0).to_bits().wrapping_add(127) << 23);
+    let power = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
     let y = p * power;
     let y = if x < LOW { 0.0 } else { y };
     if x > HIGH { f32::INFINITY } else { y }

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use neuropil::{Engine, SessionOptions};
+use neuropil::{Engine, KvType, SessionOptions};
 use neuropil_cpu::{CpuBackend, CpuOptions, Isa};
 use neuropil_device::DType;
 use neuropil_tests::toy::{Toy, tokens};
@@ -62,6 +62,48 @@ fn how_the_prompt_is_cut() {
         uneven.prefill(part).unwrap();
     }
     assert_eq!(bits(uneven.logits()), bits(&whole[ids.len() - 1]));
+}
+
+#[test]
+fn how_a_long_prompt_is_cut_and_who_computes_it() {
+    // Two spans of attention and a bit: one token's spans are shared among threads, a prompt's are not.
+    let (_dir, path) = Toy { context: 2048, ..toy() }.temp();
+    let ids: Vec<u32> = (0..1060).map(|i| (i * 7 + i / 11) % 256).collect();
+    for kv in [KvType::F16, KvType::F32, KvType::Q8_0] {
+        let run = |threads: usize, prompt: usize| {
+            let engine = Engine::builder(&path).backend(&cpu(threads)).unwrap().build().unwrap();
+            let mut session = engine.session(SessionOptions { kv, ..SessionOptions::default() }).unwrap();
+            session.prefill(&ids[..prompt]).unwrap();
+            ids[prompt..].iter().for_each(|id| session.decode(*id).unwrap());
+            bits(session.logits())
+        };
+        let whole = run(1, ids.len());
+        for (threads, prompt) in [(3, ids.len()), (1, 1010), (3, 1010), (7, 1059)] {
+            assert!(run(threads, prompt) == whole, "{kv:?}, {threads} threads, {prompt} tokens at once");
+        }
+    }
+}
+
+#[test]
+fn forks_of_a_cache_of_8_bits() {
+    let (_dir, engine) = engine(&toy());
+    let new = |kv| engine.session(SessionOptions { kv, ..SessionOptions::default() }).unwrap();
+    let ids = tokens("a common beginning of more than sixty-four tokens, which fills a page and a bit");
+    let mut base = new(KvType::Q8_0);
+    base.prefill(&ids).unwrap();
+    let mut halves = new(KvType::F16);
+    halves.prefill(&ids).unwrap();
+    // A code and a sixteenth of a scale for each element, where half precision takes two bytes.
+    assert_eq!(base.kv_bytes() * 32, halves.kv_bytes() * 17);
+    let mut forks = [base.fork(), base.fork()];
+    for (fork, letter) in forks.iter_mut().zip(["a", "b"]) {
+        fork.prefill(&tokens(letter)).unwrap();
+    }
+    for (fork, letter) in forks.iter().zip(["a", "b"]) {
+        let mut fresh = new(KvType::Q8_0);
+        fresh.prefill(&[ids.clone(), tokens(letter)].concat()).unwrap();
+        assert_eq!(bits(fork.logits()), bits(fresh.logits()));
+    }
 }
 
 #[test]

@@ -114,6 +114,10 @@ pub(super) trait Lanes {
     unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table;
     /// The weights of the low nibbles of LANES bytes, and of the high ones.
     unsafe fn look_up(p: *const u8, table: Self::Table) -> [Self::F; 2];
+    /// 0 where `x` is less than `low`, else `y`; so `y` where one is NaN.
+    unsafe fn zero_below(x: Self::F, low: Self::F, y: Self::F) -> Self::F;
+    /// 2^n for `1.5 · 2^23 + n`, where n is an integer from -126 to 127: `(bits + 127) << 23`.
+    unsafe fn power_of_two(x: Self::F) -> Self::F;
 
     /// The largest magnitude of 32 floats as bits, sign bits off.
     unsafe fn max_magnitude(x: *const f32) -> u32;

@@ -15,9 +15,12 @@ mod gather;
 mod host;
 mod lanes;
 mod passes;
+mod plan;
 mod product;
 mod scalar;
+mod softmax;
 mod tile;
+mod widen;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -35,6 +38,7 @@ pub(crate) use axpy::Axpy;
 pub(crate) use down::DOWN_TYPES;
 pub(crate) use gather::Gather;
 pub(crate) use host::HostOp;
+pub(crate) use plan::AttentionPlan;
 
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::{Neon, NeonDot, NeonI8mm};

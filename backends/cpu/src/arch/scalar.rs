@@ -10,7 +10,7 @@ pub(super) struct ScalarKernels;
 
 kernels!(ScalarKernels, ScalarLanes, floats: ScalarLanes, 1);
 
-struct ScalarLanes;
+pub(super) struct ScalarLanes;
 
 /// Reads N values.
 ///
@@ -118,6 +118,12 @@ impl Lanes for ScalarLanes {
     }
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    unsafe fn zero_below(x: Self::F, low: Self::F, y: Self::F) -> Self::F {
+        std::array::from_fn(|i| if x[i] < low[i] { 0.0 } else { y[i] })
+    }
+    unsafe fn power_of_two(x: Self::F) -> Self::F {
+        x.map(|x| f32::from_bits(x.to_bits().wrapping_add(127) << 23))
     }
 
     unsafe fn table(offset: f32, d: f32, m: Option<f32>) -> Self::Table {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use half::f16;
-use neuropil_device::{KV_PAGE, KvPage, KvPages};
+use neuropil_device::{KV_BLOCK, KV_PAGE, KvPage, KvPages, quantize_kv};
 
 use crate::engine::EngineError;
 
@@ -21,15 +21,8 @@ pub enum KvType {
     F16,
     /// Single precision.
     F32,
-}
-
-impl KvType {
-    fn element_bytes(self) -> usize {
-        match self {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
-        }
-    }
+    /// Codes of 8 bits with a scale for every 32 channels of a position: about half of half precision.
+    Q8_0,
 }
 
 /// What a cache holds per position.
@@ -51,17 +44,28 @@ impl KvShape {
         self.kv_heads * self.head_dim * KV_PAGE
     }
 
+    /// Scales of the keys (or values) of one layer in one page of 8-bit codes.
+    fn scale_plane(&self) -> usize {
+        self.kv_heads * self.head_dim.div_ceil(KV_BLOCK) * KV_PAGE
+    }
+
     /// Bytes of one page.
     pub fn page_bytes(&self) -> usize {
-        2 * self.layers * self.plane() * self.kind.element_bytes()
+        let bytes = match self.kind {
+            KvType::F16 => 2 * self.plane(),
+            KvType::F32 => 4 * self.plane(),
+            KvType::Q8_0 => self.plane() + 2 * self.scale_plane(),
+        };
+        2 * self.layers * bytes
     }
 }
 
-/// Keys then values of layer 0, keys then values of layer 1, and so on.
+/// Keys then values of layer 0, keys then values of layer 1, and so on; scales in the same order.
 #[derive(Clone, Debug)]
 enum Page {
     F16(Vec<f16>),
     F32(Vec<f32>),
+    Q8_0 { codes: Vec<i8>, scales: Vec<f16> },
 }
 
 impl Page {
@@ -70,6 +74,10 @@ impl Page {
         Ok(match shape.kind {
             KvType::F16 => Page::F16(filled(elements, f16::ZERO)?),
             KvType::F32 => Page::F32(filled(elements, 0.0)?),
+            KvType::Q8_0 => Page::Q8_0 {
+                codes: filled(elements, 0)?,
+                scales: filled(2 * shape.layers * shape.scale_plane(), f16::ZERO)?,
+            },
         })
     }
 
@@ -77,6 +85,7 @@ impl Page {
         Ok(match self {
             Page::F16(from) => Page::F16(copied(from)?),
             Page::F32(from) => Page::F32(copied(from)?),
+            Page::Q8_0 { codes, scales } => Page::Q8_0 { codes: copied(codes)?, scales: copied(scales)? },
         })
     }
 }
@@ -151,18 +160,24 @@ impl KvCache {
 
     /// Writes one position of one layer; `k` and `v` are `[kv_heads, head_dim]`. The position must be reserved.
     pub fn write(&mut self, layer: usize, position: usize, k: &[f32], v: &[f32]) {
-        let KvShape { kv_heads, head_dim, .. } = self.shape;
-        let plane = self.shape.plane();
+        let KvShape { head_dim, .. } = self.shape;
+        let (plane, scale_plane) = (self.shape.plane(), self.shape.scale_plane());
         let place = position % KV_PAGE;
         let page = self.pages.get_mut(position / KV_PAGE).and_then(Arc::get_mut);
         match page.expect("a position is reserved before it is written") {
-            Page::F16(data) => {
-                let (to_k, to_v) = data[2 * layer * plane..][..2 * plane].split_at_mut(plane);
-                scatter(kv_heads, head_dim, place, k, v, to_k, to_v, f16::from_f32);
-            }
-            Page::F32(data) => {
-                let (to_k, to_v) = data[2 * layer * plane..][..2 * plane].split_at_mut(plane);
-                scatter(kv_heads, head_dim, place, k, v, to_k, to_v, |x| x);
+            Page::F16(data) => scatter(head_dim, place, k, v, halves_mut(data, layer, plane), f16::from_f32),
+            Page::F32(data) => scatter(head_dim, place, k, v, halves_mut(data, layer, plane), |x| x),
+            Page::Q8_0 { codes, scales } => {
+                let (to_k, to_v) = halves_mut(codes, layer, plane);
+                let (k_scales, v_scales) = halves_mut(scales, layer, scale_plane);
+                quantize(head_dim, place, k, k_scales, |head, channel, codes| {
+                    let lines = to_k[(head * head_dim + channel) * KV_PAGE..].chunks_exact_mut(KV_PAGE);
+                    lines.zip(codes).for_each(|(line, code)| line[place] = *code);
+                });
+                quantize(head_dim, place, v, v_scales, |head, channel, codes| {
+                    let at = (head * KV_PAGE + place) * head_dim + channel;
+                    to_v[at..at + codes.len()].copy_from_slice(codes);
+                });
             }
         }
     }
@@ -174,32 +189,68 @@ impl KvCache {
     }
 
     fn page(&self, layer: usize, index: usize) -> KvPage<'_> {
-        let plane = self.shape.plane();
-        let at = 2 * layer * plane;
+        let (plane, scale_plane) = (self.shape.plane(), self.shape.scale_plane());
         match &*self.pages[index] {
-            Page::F16(data) => KvPage::F16 { k: &data[at..at + plane], v: &data[at + plane..at + 2 * plane] },
-            Page::F32(data) => KvPage::F32 { k: &data[at..at + plane], v: &data[at + plane..at + 2 * plane] },
+            Page::F16(data) => {
+                let (k, v) = halves(data, layer, plane);
+                KvPage::F16 { k, v }
+            }
+            Page::F32(data) => {
+                let (k, v) = halves(data, layer, plane);
+                KvPage::F32 { k, v }
+            }
+            Page::Q8_0 { codes, scales } => {
+                let ((k, v), (k_scales, v_scales)) =
+                    (halves(codes, layer, plane), halves(scales, layer, scale_plane));
+                KvPage::Q8_0 { k, k_scales, v, v_scales }
+            }
         }
     }
 }
 
-#[allow(clippy::too_many_arguments)] // two sources, two destinations and the place between them
+/// What a layer has of an array: that of its keys and that of its values.
+fn halves<T>(data: &[T], layer: usize, plane: usize) -> (&[T], &[T]) {
+    data[2 * layer * plane..][..2 * plane].split_at(plane)
+}
+
+fn halves_mut<T>(data: &mut [T], layer: usize, plane: usize) -> (&mut [T], &mut [T]) {
+    data[2 * layer * plane..][..2 * plane].split_at_mut(plane)
+}
+
+/// Writes keys and values of one position.
 fn scatter<T>(
-    kv_heads: usize,
     head_dim: usize,
     place: usize,
     k: &[f32],
     v: &[f32],
-    to_k: &mut [T],
-    to_v: &mut [T],
+    (to_k, to_v): (&mut [T], &mut [T]),
     convert: impl Fn(f32) -> T,
 ) {
-    for (x, column) in k.iter().zip(to_k.chunks_exact_mut(KV_PAGE)) {
-        column[place] = convert(*x);
+    for (x, line) in k.iter().zip(to_k.chunks_exact_mut(KV_PAGE)) {
+        line[place] = convert(*x);
     }
-    for head in 0..kv_heads {
-        let to = &mut to_v[(head * KV_PAGE + place) * head_dim..][..head_dim];
-        to.iter_mut().zip(&v[head * head_dim..]).for_each(|(to, x)| *to = convert(*x));
+    for (v, head) in v.chunks_exact(head_dim).zip(to_v.chunks_exact_mut(head_dim * KV_PAGE)) {
+        let to = &mut head[place * head_dim..][..head_dim];
+        to.iter_mut().zip(v).for_each(|(to, x)| *to = convert(*x));
+    }
+}
+
+/// Quantises the keys or values of one position; `put` takes the codes of a block with its head and first channel.
+fn quantize(
+    head_dim: usize,
+    place: usize,
+    x: &[f32],
+    scales: &mut [f16],
+    mut put: impl FnMut(usize, usize, &[i8]),
+) {
+    let mut scales = scales.chunks_exact_mut(KV_PAGE);
+    for (head, x) in x.chunks_exact(head_dim).enumerate() {
+        // One scale for each block, in their order; the last block of a head may be shorter.
+        for ((block, x), scales) in x.chunks(KV_BLOCK).enumerate().zip(&mut scales) {
+            let (scale, codes) = quantize_kv(x);
+            scales[place] = scale;
+            put(head, block * KV_BLOCK, &codes[..x.len()]);
+        }
     }
 }
 
@@ -251,18 +302,63 @@ mod tests {
 
     #[test]
     fn forks_share_what_was_and_part_where_they_write() {
-        for kind in [KvType::F16, KvType::F32] {
+        for kind in [KvType::F16, KvType::F32, KvType::Q8_0] {
             let mut a = KvCache::new(KvShape { layers: 2, kv_heads: 2, head_dim: 3, kind });
             (0..70).for_each(|i| push(&mut a, i as f32));
             let mut b = a.fork();
             push(&mut a, 100.0);
             push(&mut b, 200.0);
-            assert_eq!((key(&a, 70), key(&b, 70)), (100.0, 200.0));
-            assert_eq!((key(&a, 69), key(&b, 69)), (69.0, 69.0));
+            let near =
+                |cache: &KvCache, position, want: f32| (key(cache, position) - want).abs() <= want / 1000.0;
+            assert!(near(&a, 70, 100.0) && near(&b, 70, 200.0));
+            assert!(near(&a, 69, 69.0) && near(&b, 69, 69.0));
             assert!(Arc::ptr_eq(&a.pages[0], &b.pages[0]), "a full page stays shared");
             b.truncate(10);
             push(&mut b, 7.0);
-            assert_eq!((key(&a, 10), key(&b, 10), b.len), (10.0, 7.0, 11));
+            assert!(near(&a, 10, 10.0) && near(&b, 10, 7.0));
+            assert_eq!(b.len, 11);
         }
+    }
+
+    #[test]
+    fn a_position_of_8_bits_is_near_and_stays_as_it_was_written() {
+        // 40 channels: a whole block and one of eight.
+        let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 40, kind: KvType::Q8_0 };
+        let mut cache = KvCache::new(shape);
+        let value = |layer: usize, position: usize, i: usize| {
+            let x = ((layer * 31 + position * 17 + i * 7) % 101) as f32 - 50.0;
+            if position.is_multiple_of(3) { x * 100.0 } else { x * 0.01 }
+        };
+        let read = |cache: &KvCache, layer: usize, position: usize| -> Vec<[f32; 2]> {
+            let page = cache.page(layer, position / KV_PAGE);
+            let at = |i: usize| (40, i / 40, i % 40, position % KV_PAGE);
+            let both = |(dim, head, channel, place)| {
+                [page.key(dim, head, channel, place), page.value(dim, head, channel, place)]
+            };
+            (0..80).map(|i| both(at(i))).collect()
+        };
+        let mut written = Vec::new();
+        for position in 0..100 {
+            cache.reserve(position + 1).unwrap();
+            for layer in 0..2 {
+                let k: Vec<f32> = (0..80).map(|i| value(layer, position, i)).collect();
+                let v: Vec<f32> = k.iter().map(|k| -2.0 * k).collect();
+                cache.write(layer, position, &k, &v);
+                let got = read(&cache, layer, position);
+                for (i, [got_k, got_v]) in got.iter().enumerate() {
+                    let first = i / 40 * 40 + i % 40 / KV_BLOCK * KV_BLOCK;
+                    let block = &k[first..(first + KV_BLOCK).min(i / 40 * 40 + 40)];
+                    let largest = block.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                    let k = k[i];
+                    assert!((got_k - k).abs() <= largest / 250.0, "{position} {i}: {got_k} for {k}");
+                    assert!((got_v + 2.0 * k).abs() <= largest / 125.0, "{position} {i}: {got_v} for {k}");
+                }
+                written.push((layer, position, got));
+            }
+            cache.commit(position + 1);
+        }
+        assert!(written.iter().all(|(layer, position, was)| read(&cache, *layer, *position) == *was));
+        // 80 codes and four scales, keys and values, two layers, two pages.
+        assert_eq!(cache.bytes(), 2 * 64 * 2 * 2 * (80 + 4 * 2));
     }
 }

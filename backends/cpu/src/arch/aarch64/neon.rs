@@ -471,6 +471,17 @@ impl<const EXTENSION: u8> Lanes for NeonLanes<EXTENSION> {
             m.map_or(weights, |m| vaddq_f32(weights, m))
         })
     }
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn zero_below(x: float32x4_t, low: float32x4_t, y: float32x4_t) -> float32x4_t {
+        vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)))
+    }
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn power_of_two(x: float32x4_t) -> float32x4_t {
+        let bits = vaddq_s32(vreinterpretq_s32_f32(x), vdupq_n_s32(127));
+        vreinterpretq_f32_s32(vshlq_n_s32::<23>(bits))
+    }
 
     #[inline]
     #[target_feature(enable = "neon")]

@@ -194,6 +194,17 @@ impl Lanes for Avx2Lanes {
     unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
         _mm256_fmadd_ps(a, b, c)
     }
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn zero_below(x: __m256, low: __m256, y: __m256) -> __m256 {
+        _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, low), y)
+    }
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn power_of_two(x: __m256) -> __m256 {
+        let bits = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(bits))
+    }
 
     #[inline]
     #[target_feature(enable = "avx2")]

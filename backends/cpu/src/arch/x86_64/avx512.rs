@@ -176,6 +176,17 @@ impl Lanes for Avx512 {
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         _mm512_fmadd_ps(a, b, c)
     }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn zero_below(x: __m512, low: __m512, y: __m512) -> __m512 {
+        _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, low), y)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn power_of_two(x: __m512) -> __m512 {
+        let bits = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(127));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(bits))
+    }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
