@@ -5,7 +5,7 @@
 //! with 8, 64 and 256 tokens; and how many activations are quantised in a second. Each type is measured twice: with no
 //! activations that stand out, and with some in one block of 20, which are multiplied twice. Figures are medians.
 
-use neuropil_cpu::kernels::{Activations, Input, matmul_groups};
+use neuropil_cpu::kernels::{Activations, Input, Panels, matmul_groups};
 use neuropil_cpu::pack::{Packed, pack};
 use neuropil_cpu::{Columns, Isa};
 use neuropil_device::DType;
@@ -50,12 +50,18 @@ fn seconds(isa: Isa, w: &Packed, tokens: usize, outliers: bool) -> f64 {
     let x = activations(tokens, cols, outliers);
     let mut acts = Activations::new().expect("memory for a bench");
     let mut y = vec![0.0; tokens * rows];
-    if w.dtype().is_quantized() {
+    let mut panels = Panels::new();
+    panels.reserve(1, cols).expect("memory for a bench");
+    if w.dtype().quantizes_activations() {
         acts.reserve(tokens, cols).expect("memory for a bench");
         acts.quantize(isa, &x);
     }
     median(|| {
-        let input = if w.dtype().is_quantized() { Input::Quantized(&acts) } else { Input::Floats(&x) };
+        let input = match w.dtype() {
+            dtype if dtype.quantizes_activations() => Input::Quantized(&acts),
+            dtype if dtype.is_expanded() => Input::Expanded(&x, &panels),
+            _ => Input::Floats(&x),
+        };
         let columns = Columns::new(&mut y, tokens, rows, rows);
         while let Some(range) = columns.claim(8) {
             matmul_groups(isa, w, input, range, false);
@@ -100,7 +106,7 @@ fn main() {
             let (large, pack_speed) = weight(dtype, rows, cols);
             let (small, ..) = weight(dtype, 512, cols);
             for outliers in [false, true] {
-                if outliers && !dtype.is_quantized() {
+                if outliers && !dtype.quantizes_activations() {
                     continue;
                 }
                 let stream = large.bytes().len() as f64 / seconds(isa, &large, 1, outliers);

@@ -266,6 +266,19 @@ impl ColumnRange<'_> {
         ColumnRange { rows: self.rows.clone(), groups: self.groups.clone(), ..*self }
     }
 
+    /// The rows of one of its groups alone, counted from 0, for a shorter time.
+    ///
+    /// # Panics
+    /// When there are no tokens or it has no such group.
+    pub(crate) fn group(&mut self, group: usize) -> ColumnRange<'_> {
+        assert!(self.tokens > 0 && self.groups.contains(&group));
+        let first = group * GROUP_ROWS;
+        let rows = 0..self.rows.end.min(first + GROUP_ROWS) - first;
+        // SAFETY: a group has a row, and `Columns::new` saw that the rows of a token are inside the slice.
+        let y = unsafe { self.y.add(first) };
+        ColumnRange { y, rows, groups: 0..1, ..*self }
+    }
+
     /// The rows of one token.
     pub(crate) fn token_mut(&mut self, token: usize) -> &mut [f32] {
         let at = self.at(token, self.rows.start);

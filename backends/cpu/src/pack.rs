@@ -7,6 +7,7 @@
 //! Rows are cut in groups of [`GROUP_ROWS`]; the last group is filled up with zero rows. A group is
 //!
 //! - for F32, F16, BF16: for each column, 16 values;
+//! - for the types that are expanded: the 16 rows as they lie in a file, one after the other;
 //! - else for each block of the format: a head, then for each 32 columns codes and scales.
 //!
 //! In a 64-byte vector of codes, row r has bytes `4r..4r+4`, four consecutive columns. 32 columns are 8 steps of
@@ -57,10 +58,11 @@ pub(crate) struct PackedFormat {
 }
 
 impl PackedFormat {
-    /// The format of a quantised type; `None` for the float types.
+    /// The format of a type that kernels read in blocks; `None` for the float types and those that are expanded.
     pub const fn of(dtype: DType) -> Option<PackedFormat> {
         let (bits, head, scales) = match dtype {
             DType::F32 | DType::F16 | DType::BF16 => return None,
+            DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => return None,
             DType::Q4_0 => (4, 0, 32),
             DType::Q4_1 => (4, 0, 64),
             DType::Q5_0 => (5, 0, 32),
@@ -206,6 +208,9 @@ pub fn pack_groups(dtype: DType, cols: usize, rows: &[u8], dst: &mut [u8]) -> Re
                 DType::Q4_K => pack_row::<BlockQ4K>(row, r, dst),
                 DType::Q5_K => pack_row::<BlockQ5K>(row, r, dst),
                 DType::Q6_K => pack_row::<BlockQ6K>(row, r, dst),
+                DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+                    dst[r * row_bytes..][..row_bytes].copy_from_slice(row);
+                }
             }
         }
     }

@@ -18,9 +18,8 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use crate::kernels::{Input, RECORD};
+use crate::kernels::{Groups, Input, RECORD};
 use crate::mem::ColumnRange;
-use crate::pack::Packed;
 use neuropil_device::DType;
 use neuropil_device::quant::ACT_BLOCK;
 
@@ -161,7 +160,7 @@ impl Isa {
 
 /// A matmul over some row groups. Made by the safe entry, which checks that input, weight and output match.
 pub(crate) struct Job<'a, 'y> {
-    pub w: &'a Packed,
+    pub w: Groups<'a>,
     pub input: Input<'a>,
     pub out: &'a mut ColumnRange<'y>,
     pub accumulate: bool,
@@ -212,5 +211,8 @@ fn matmul<K: Kernels>(kernels: K, job: &mut Job<'_, '_>) {
         DType::Q4_K => kernels.quantized::<format::Q4K>(job),
         DType::Q5_K => kernels.quantized::<format::Q5K>(job),
         DType::Q6_K => kernels.quantized::<format::Q6K>(job),
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+            unreachable!("the entry expands {}", job.w.dtype())
+        }
     }
 }

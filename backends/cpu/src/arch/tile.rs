@@ -32,7 +32,7 @@ impl<F: Format> Sums for Quantized<F> {
     fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
         match job.input {
             Input::Quantized(acts) => acts.tile(t).as_ptr(),
-            Input::Floats(_) => unreachable!("the entry refuses float input for quantised weights"),
+            _ => unreachable!("the entry refuses float input for quantised weights"),
         }
     }
 
@@ -89,7 +89,7 @@ impl<F: FloatFormat> Sums for Floats<F> {
     fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
         match job.input {
             Input::Floats(x) => x[t * job.w.cols()..].as_ptr().cast(),
-            Input::Quantized(_) => unreachable!("the entry refuses quantised input for float weights"),
+            _ => unreachable!("the entry refuses quantised input for float weights"),
         }
     }
 

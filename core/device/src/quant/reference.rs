@@ -68,7 +68,9 @@ fn dot(dtype: DType, row: &[u8], input: &Input<'_>) -> f32 {
         DType::Q4_K => dot_quantized::<BlockQ4K>(row, input),
         DType::Q5_K => dot_quantized::<BlockQ5K>(row, input),
         DType::Q6_K => dot_quantized::<BlockQ6K>(row, input),
-        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => dot_float(dtype, row, input.x),
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+            dot_float(dtype, row, input.x)
+        }
     }
 }
 
