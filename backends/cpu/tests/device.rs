@@ -334,6 +334,10 @@ fn a_weight_that_packing_would_blow_up_is_refused() {
     let matmul = |rows| OpShape::Matmul { dtype: DType::Q4_0, rows, cols, tokens: 1 };
     assert!(matches!(device.supports(&matmul(1)), Support::No(_)));
     assert!(!matches!(device.supports(&matmul(15)), Support::No(_)));
+    // Each thread would expand 16 rows of it.
+    let wide = |cols| OpShape::Matmul { dtype: DType::IQ4_NL, rows: 64, cols, tokens: 1 };
+    assert_eq!(device.supports(&wide(1 << 18)), Support::Emulated);
+    assert!(matches!(device.supports(&wide(1 << 19)), Support::No(_)));
 }
 
 #[test]
