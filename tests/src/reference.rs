@@ -274,7 +274,7 @@ mod tests {
             let got = logits(&Toy { dtypes: vec![("", dtype)], ..Toy::default() }.model(), &text);
             let bound = match dtype {
                 DType::F32 | DType::F16 | DType::BF16 => 0.3,
-                DType::Q2_K => 24.0,
+                DType::Q2_K | DType::Q3_K => 24.0,
                 _ => 12.0,
             };
             let off = furthest(&want, &got);
