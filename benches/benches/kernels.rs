@@ -29,7 +29,7 @@ struct Roof {
 impl Roof {
     /// The peak of what a weight of this type is multiplied with.
     fn peak(&self, dtype: DType) -> Option<&Limit> {
-        let values = if dtype.is_quantized() { "int8" } else { "f32" };
+        let values = if dtype.quantizes_activations() { "int8" } else { "f32" };
         let speed = |l: &&Limit| l.speed.median;
         self.arithmetic.iter().filter(|l| l.what == values).max_by(|a, b| speed(a).total_cmp(&speed(b)))
     }
@@ -149,7 +149,7 @@ fn main() {
             for roof in &roofs {
                 row(isa, &weights, roof, false);
             }
-            if dtype.is_quantized() {
+            if dtype.quantizes_activations() {
                 row(isa, &weights, &roofs[0], true);
             }
         }

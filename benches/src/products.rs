@@ -95,7 +95,7 @@ impl<'a> Product<'a> {
         let groups = pool.chunk_len(weight.groups(), 4).next_multiple_of(4);
         let columns = Columns::new(y, *tokens, weight.rows(), weight.rows());
         let input_of = || {
-            if weight.dtype().is_quantized() {
+            if weight.dtype().quantizes_activations() {
                 Input::Quantized(&input.acts)
             } else {
                 Input::Floats(&input.x)

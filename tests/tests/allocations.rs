@@ -2,6 +2,7 @@
 
 use neuropil::{Engine, KvType, SessionOptions};
 use neuropil_cpu::{CpuBackend, CpuOptions};
+use neuropil_device::DType;
 use neuropil_tests::counting_alloc::{CountingAlloc, allocations};
 use neuropil_tests::toy::{Toy, tokens};
 
@@ -10,7 +11,13 @@ static ALLOC: CountingAlloc = CountingAlloc;
 
 #[test]
 fn a_decoded_token_allocates_nothing() {
-    let (_dir, path) = Toy { context: 1024, ..Toy::default() }.temp();
+    decoding_allocates_nothing(Toy { context: 1024, ..Toy::default() });
+    // Some weights are expanded, of more than one width.
+    decoding_allocates_nothing(Toy { dtypes: vec![("ffn", DType::Q3_K)], context: 1024, ..Toy::default() });
+}
+
+fn decoding_allocates_nothing(toy: Toy) {
+    let (_dir, path) = toy.temp();
     let cpu = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let engine = Engine::builder(&path).backend(&cpu).unwrap().build().unwrap();
     // The second prompt is so long that threads share a head's attention.

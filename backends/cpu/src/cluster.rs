@@ -9,7 +9,7 @@ use neuropil_device::{
 
 use crate::arch::HostOp;
 use crate::crew::Work;
-use crate::device::{CpuDevice, Scratch, Weight, check_len, input_for, room};
+use crate::device::{CpuDevice, Scratch, Weight, check_len, cols_to_expand, input_for, room};
 use crate::kernels::matmul_groups;
 use crate::mem::{ColumnPair, Columns};
 use crate::pack::Packed;
@@ -38,14 +38,16 @@ impl CpuDevice {
         let (stage, activation, accumulate) = (job.stage, job.activation, job.accumulate);
         // The hidden values lie in the device's own memory; nothing else bounds their number.
         let hidden_len = check_len("hidden values", tokens, neurons, isize::MAX as usize / size_of::<f32>())?;
-        let quantized = gate.dtype().is_quantized() || up.dtype().is_quantized();
+        let quantized = gate.dtype().quantizes_activations() || up.dtype().quantizes_activations();
+        let expanded_cols = [gate, up, down].map(cols_to_expand).into_iter().max().unwrap_or(0);
         self.with_scratch(|scratch| {
             if quantized {
                 self.quantize(&mut scratch.input, x, tokens, width)?;
             }
+            self.reserve_panels(&mut scratch.panels, expanded_cols)?;
             if stage == Stage::Gate {
                 let y = Columns::new(hidden, tokens, neurons, neurons);
-                let input = input_for(gate, x, &scratch.input);
+                let input = input_for(gate, x, &scratch.input, &scratch.panels);
                 self.one(Work { weight: gate, input, y, accumulate: false }, tokens);
                 return Ok(());
             }
@@ -54,12 +56,12 @@ impl CpuDevice {
                 self.crew.isa.host(HostOp::Activate { activation, gate, up });
             })
             .map_err(|error| self.out_of_memory(error))?;
-            let Scratch { gate: hidden, hidden: activations, .. } = scratch;
+            let Scratch { gate: hidden, hidden: activations, panels, .. } = scratch;
             let hidden = &hidden[..hidden_len];
-            if down.dtype().is_quantized() {
+            if down.dtype().quantizes_activations() {
                 self.quantize(activations, hidden, tokens, neurons)?;
             }
-            let input = input_for(down, hidden, activations);
+            let input = input_for(down, hidden, activations, panels);
             self.one(
                 Work { weight: down, input, y: Columns::new(y, tokens, width, width), accumulate },
                 tokens,
@@ -85,7 +87,7 @@ impl CpuDevice {
         activate: &(dyn Fn(&mut [f32], &[f32]) + Sync),
     ) -> Result<(), OutOfMemory> {
         let neurons = up.rows();
-        let (isa, input) = (self.crew.isa, &scratch.input);
+        let (isa, input, panels) = (self.crew.isa, &scratch.input, &scratch.panels);
         let gate_values = room(&mut scratch.gate, tokens * neurons)?;
         let up_values = room(&mut scratch.up, tokens * neurons)?;
         let columns = ColumnPair::new(
@@ -98,14 +100,14 @@ impl CpuDevice {
             let rows = up_part.rows();
             match gates {
                 Gates::Compute(gate) => {
-                    matmul_groups(isa, gate, input_for(gate, x, input), gate_part.reborrow(), false);
+                    matmul_groups(isa, gate, input_for(gate, x, input, panels), gate_part.reborrow(), false);
                 }
                 Gates::Given(hidden) => (0..tokens).for_each(|t| {
                     let given = &hidden[t * neurons..][rows.clone()];
                     gate_part.token_mut(t).copy_from_slice(given);
                 }),
             }
-            matmul_groups(isa, up, input_for(up, x, input), up_part.reborrow(), false);
+            matmul_groups(isa, up, input_for(up, x, input, panels), up_part.reborrow(), false);
             (0..tokens).for_each(|t| activate(gate_part.token_mut(t), up_part.token_mut(t)));
         });
         Ok(())

@@ -13,10 +13,10 @@ use neuropil_device::{
 
 use crate::arch::{DOWN_TYPES, Isa};
 use crate::crew::{Crew, PackFailure, Work};
-use crate::kernels::{Activations, Input};
+use crate::kernels::{Activations, Input, MOST_COLS, Panels};
 use crate::mem::Columns;
 use crate::pack::{GROUP_ROWS, PackError, Packed, group_bytes};
-use crate::sparse::down_types;
+use crate::sparse::{down_types, gate_type};
 
 /// Idle scratches kept: as many as callers are likely to work at once.
 const MOST_IDLE: usize = 8;
@@ -38,6 +38,8 @@ pub(crate) struct Scratch {
     pub input: Activations,
     /// The hidden values of a cluster, quantised.
     pub hidden: Activations,
+    /// Room to expand weights.
+    pub panels: Panels,
     /// Gate values, then hidden values, of a block.
     pub gate: Vec<f32>,
     /// Up values of a cluster.
@@ -51,7 +53,8 @@ impl Scratch {
     fn new() -> Result<Scratch, OutOfMemory> {
         let (input, hidden) = (Activations::new()?, Activations::new()?);
         let (gate, up) = (Vec::new(), Vec::new());
-        Ok(Scratch { input, hidden, gate, up, hidden_active: Vec::new(), active: Vec::new() })
+        let panels = Panels::new();
+        Ok(Scratch { input, hidden, panels, gate, up, hidden_active: Vec::new(), active: Vec::new() })
     }
 }
 
@@ -108,6 +111,11 @@ impl CpuDevice {
         self.crew.quantize(activations, x, tokens, cols).map_err(|error| self.out_of_memory(error))
     }
 
+    /// Makes room on every thread to expand rows of `cols` columns.
+    pub(crate) fn reserve_panels(&self, panels: &mut Panels, cols: usize) -> Result<(), DeviceError> {
+        panels.reserve(self.crew.pool.threads(), cols).map_err(|error| self.out_of_memory(error))
+    }
+
     /// The device's own form of a weight.
     pub(crate) fn own<'a>(&self, weight: &'a PreparedWeight) -> Result<&'a Weight, DeviceError> {
         weight.downcast(self.id, &self.info.name)
@@ -115,7 +123,7 @@ impl CpuDevice {
 
     fn pack(&self, matrix: &Matrix<'_>, recycle: Option<Packed>) -> Result<Packed, DeviceError> {
         matrix.check()?;
-        check_padding(matrix.dtype, matrix.rows, matrix.cols).map_err(|what| self.unsupported(&what))?;
+        check_size(matrix.dtype, matrix.rows, matrix.cols).map_err(|what| self.unsupported(&what))?;
         self.crew.pack(matrix, recycle).map_err(|error| match error {
             PackFailure::Source(error) => error,
             PackFailure::Pack(PackError::OutOfMemory(error)) => self.out_of_memory(error),
@@ -138,7 +146,7 @@ impl CpuDevice {
     fn matmul(&self, job: &mut MatmulJob) -> Result<(), DeviceError> {
         let tokens = job.tokens;
         let mut cols = None;
-        let mut quantized = false;
+        let (mut quantized, mut expanded_cols) = (false, 0);
         for product in job.products() {
             let weight = self.matrix(&product.weight)?;
             let width = *cols.get_or_insert(weight.cols());
@@ -147,7 +155,8 @@ impl CpuDevice {
                 return Err(DeviceError::Mismatch { what: "columns of a weight", needed, found });
             }
             check_len("values of y", tokens, weight.rows(), product.y.slice::<f32>().len())?;
-            quantized |= weight.dtype().is_quantized();
+            quantized |= weight.dtype().quantizes_activations();
+            expanded_cols = expanded_cols.max(cols_to_expand(weight));
         }
         let Some(cols) = cols else { return Ok(()) };
         let (x, products) = job.parts_mut();
@@ -157,11 +166,12 @@ impl CpuDevice {
             if quantized {
                 self.quantize(&mut scratch.input, x, tokens, cols)?;
             }
+            self.reserve_panels(&mut scratch.panels, expanded_cols)?;
             let mut work = [const { None }; MAX_PRODUCTS];
             for (product, place) in products.zip(&mut work) {
                 let weight = self.matrix(&product.weight)?;
                 let y = Columns::new(product.y.slice_mut(), tokens, weight.rows(), weight.rows());
-                let input = input_for(weight, x, &scratch.input);
+                let input = input_for(weight, x, &scratch.input, &scratch.panels);
                 *place = Some(Work { weight, input, y, accumulate: product.accumulate });
             }
             self.crew.multiply(&work, tokens);
@@ -170,13 +180,30 @@ impl CpuDevice {
     }
 }
 
-/// What a weight of that type multiplies.
-pub(crate) fn input_for<'a>(weight: &Packed, x: &'a [f32], quantized: &'a Activations) -> Input<'a> {
-    if weight.dtype().is_quantized() { Input::Quantized(quantized) } else { Input::Floats(x) }
+/// Columns for which a product with the weight needs room to expand.
+pub(crate) fn cols_to_expand(weight: &Packed) -> usize {
+    if weight.dtype().is_expanded() { weight.cols() } else { 0 }
 }
 
-/// Whether packing leaves a weight near its size, or else why not.
-fn check_padding(dtype: DType, rows: usize, cols: usize) -> Result<(), String> {
+/// What a weight of that type multiplies.
+pub(crate) fn input_for<'a>(
+    weight: &Packed,
+    x: &'a [f32],
+    quantized: &'a Activations,
+    panels: &'a Panels,
+) -> Input<'a> {
+    match weight.dtype() {
+        dtype if dtype.quantizes_activations() => Input::Quantized(quantized),
+        dtype if dtype.is_expanded() => Input::Expanded(x, panels),
+        _ => Input::Floats(x),
+    }
+}
+
+/// Whether packing leaves a weight near its size, and expanding it takes little memory; or else why not.
+fn check_size(dtype: DType, rows: usize, cols: usize) -> Result<(), String> {
+    if dtype.is_expanded() && cols > MOST_COLS {
+        return Err(format!("{cols} columns of type {dtype}: the most it takes of that type is {MOST_COLS}"));
+    }
     let packed = group_bytes(dtype, cols).and_then(|group| group.checked_mul(rows.div_ceil(GROUP_ROWS)));
     let (Some(packed), Some(bytes)) = (packed, dtype.matrix_bytes(rows, cols)) else {
         return Err(format!("a {rows} x {cols} weight, which no memory holds"));
@@ -213,12 +240,19 @@ impl Device for CpuDevice {
             None => Err(format!("{cols} columns are not whole blocks of {dtype}")),
         };
         let fits = |dtype: DType, rows: usize, cols: usize| {
-            whole_blocks(dtype, cols).and_then(|()| check_padding(dtype, rows, cols))
+            whole_blocks(dtype, cols).and_then(|()| check_size(dtype, rows, cols))
+        };
+        let expanded = match *op {
+            OpShape::Matmul { dtype, .. } => dtype.is_expanded(),
+            OpShape::Cluster { dtype, down_dtype, .. } => dtype.is_expanded() || down_dtype.is_expanded(),
+            _ => false,
         };
         let answer = match *op {
             OpShape::Matmul { dtype, rows, cols, .. } => fits(dtype, rows, cols),
             OpShape::Cluster { bundles: true, stage, dtype, down_dtype, width, .. } => {
-                if stage != Stage::Gate && !DOWN_TYPES.contains(&down_dtype) {
+                if dtype.is_expanded() {
+                    Err(gate_type(dtype))
+                } else if stage != Stage::Gate && !DOWN_TYPES.contains(&down_dtype) {
                     Err(down_types(down_dtype))
                 } else {
                     whole_blocks(dtype, width).and_then(|()| whole_blocks(down_dtype, width))
@@ -232,7 +266,7 @@ impl Device for CpuDevice {
         };
         match answer {
             Err(why) => Support::No(why),
-            Ok(()) if self.crew.isa == Isa::Scalar => Support::Emulated,
+            Ok(()) if expanded || self.crew.isa == Isa::Scalar => Support::Emulated,
             Ok(()) => Support::Native,
         }
     }

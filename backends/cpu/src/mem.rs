@@ -165,20 +165,22 @@ impl ColumnRange<'_> {
         self.groups.clone()
     }
 
-    /// Takes the first group out of this range.
-    pub(crate) fn split_first(&mut self) -> Option<ColumnRange<'_>> {
-        if self.groups.is_empty() {
-            return None;
-        }
-        let groups = self.groups.start..self.groups.start + 1;
-        let rows = self.rows.start..self.rows.end.min(groups.end * GROUP_ROWS);
-        (self.groups.start, self.rows.start) = (groups.end, rows.end);
-        Some(ColumnRange { rows, groups, ..*self })
-    }
-
     /// The same access for a shorter time.
     pub(crate) fn reborrow(&mut self) -> ColumnRange<'_> {
         ColumnRange { rows: self.rows.clone(), groups: self.groups.clone(), ..*self }
+    }
+
+    /// The rows of one of its groups alone, counted from 0, for a shorter time.
+    ///
+    /// # Panics
+    /// When there are no tokens or it has no such group.
+    pub(crate) fn group(&mut self, group: usize) -> ColumnRange<'_> {
+        assert!(self.tokens > 0 && self.groups.contains(&group));
+        let first = group * GROUP_ROWS;
+        let rows = 0..self.rows.end.min(first + GROUP_ROWS) - first;
+        // SAFETY: a group has a row, and `Columns::new` saw that the rows of a token are inside the slice.
+        let y = unsafe { self.y.add(first) };
+        ColumnRange { y, rows, groups: 0..1, ..*self }
     }
 
     /// The rows of one token.

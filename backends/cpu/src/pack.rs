@@ -7,6 +7,7 @@
 //! Rows are cut in groups of [`GROUP_ROWS`]; the last group is filled up with zero rows. A group is
 //!
 //! - for F32, F16, BF16: for each column, 16 values;
+//! - for the types that are expanded: the 16 rows as they lie in a file, one after the other;
 //! - else for each block of the format: a head, then for each 32 columns codes and scales.
 //!
 //! In a 64-byte vector of codes, row r has bytes `4r..4r+4`, four consecutive columns. 32 columns are 8 steps of
@@ -54,7 +55,7 @@ pub(crate) struct PackedFormat {
 }
 
 impl PackedFormat {
-    /// The format of a quantised type; `None` for the float types.
+    /// The format of a type that kernels read in blocks; `None` for the float types and those that are expanded.
     pub const fn of(dtype: DType) -> Option<PackedFormat> {
         match Parts::of(dtype) {
             None => None,
@@ -195,13 +196,19 @@ pub fn pack_groups(
     let mut sorted = AlignedBytes::zeroed(sorted_bytes.checked_mul(GROUP_ROWS).ok_or(PackError::Shape)?)?;
     let sorted = sorted.as_mut();
     for (rows, dst) in rows.chunks(row_bytes * GROUP_ROWS).zip(dst.chunks_exact_mut(group_bytes)) {
+        if dtype.is_expanded() {
+            let (whole, lacking) = dst.split_at_mut(rows.len());
+            whole.copy_from_slice(rows);
+            lacking.fill(0);
+            continue;
+        }
         let mut places = sorted.chunks_exact_mut(sorted_bytes);
         for (row, place) in rows.chunks_exact(row_bytes).zip(&mut places) {
             bundle_row(dtype, cols, row, place);
         }
         places.for_each(|place| place.fill(0));
         let turned = std::array::from_fn(|r| &sorted[r * sorted_bytes..][..sorted_bytes]);
-        isa.gather(Gather::new(dtype, cols, turned, 0..cols, &[], dst));
+        isa.gather(Gather::new(dtype, cols, turned, 0..cols, turned, dst));
     }
     Ok(())
 }

@@ -10,9 +10,9 @@ use neuropil_device::{
     WriteLease,
 };
 
-use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job, Panel};
+use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job};
 use crate::device::{CpuDevice, Scratch, check_len, room};
-use crate::kernels::{Activations, Input};
+use crate::kernels::{Activations, Groups, Input};
 use crate::mem::{ColumnRange, Columns};
 use crate::pack::{GROUP_ROWS, group_bytes};
 
@@ -55,6 +55,9 @@ impl CpuDevice {
             return Err(self.unsupported("a block of neurons as bundles"));
         };
         layout.check(slots.slot_bytes())?;
+        if layout.dtype.is_expanded() {
+            return Err(self.unsupported(&gate_type(layout.dtype)));
+        }
         if job.stage != Stage::Gate && !DOWN_TYPES.contains(&layout.down_dtype) {
             return Err(self.unsupported(&down_types(layout.down_dtype)));
         }
@@ -75,11 +78,14 @@ impl CpuDevice {
         if job.stage != Stage::Gate {
             check_len("values of y", tokens, width, y_len)?;
         }
+        if tokens == 0 {
+            return Ok(());
+        }
         let given = job.hidden.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
         let y = job.y.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
         let gate_rows = Rows { slots, neurons: None, dtype: layout.dtype, width, at: layout.gate };
         self.with_scratch(|scratch| {
-            if layout.dtype.is_quantized() {
+            if layout.dtype.quantizes_activations() {
                 self.quantize(&mut scratch.input, x, tokens, width)?;
             }
             let Scratch { input, gate, up, hidden_active: hidden, active, .. } = scratch;
@@ -122,7 +128,7 @@ impl CpuDevice {
         let columns = Columns::new(y, tokens, count, count);
         let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens).max(FEW_GROUPS);
         self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
-            if rows.dtype.is_quantized() {
+            if rows.dtype.quantizes_activations() {
                 self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; QUANTIZED_PANEL]));
             } else {
                 self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; FLOAT_PANEL]));
@@ -145,9 +151,9 @@ impl CpuDevice {
         let last = range.rows().end - 1;
         let of = |group: usize| std::array::from_fn(|r| rows.row(last.min(group * GROUP_ROWS + r), bytes));
         let mut neurons = of(range.groups().start);
-        while let Some(mut out) = range.split_first() {
-            let next = of(out.groups().end);
-            self.group(rows, input, &mut out, (&neurons, &next), &mut panel.0);
+        for group in range.groups() {
+            let next = of(group + 1);
+            self.group(rows, input, &mut range.group(group), (&neurons, &next), &mut panel.0);
             neurons = next;
         }
     }
@@ -167,15 +173,8 @@ impl CpuDevice {
             let end = width.min(start + SLICE);
             let Some(size) = group_bytes(dtype, end - start) else { return };
             let panel = &mut panel[..size];
-            self.crew.isa.gather(Gather::new(dtype, width, *neurons, start..end, next, panel));
-            let w = Panel {
-                dtype,
-                groups: panel,
-                group_bytes: size,
-                first_group: out.groups().start,
-                cols: end - start,
-                first_col: start,
-            };
+            self.crew.isa.gather(Gather::new(dtype, width, *neurons, start..end, *next, panel));
+            let w = Groups::panel(dtype, start..end, panel);
             self.crew.isa.matmul(&mut Job { w, input, pitch: width, out, accumulate: start > 0 });
         }
     }
@@ -205,6 +204,11 @@ impl CpuDevice {
     }
 }
 
+/// The refusal of a type of gate and up rows.
+pub(crate) fn gate_type(dtype: DType) -> String {
+    format!("gate rows of type {dtype} in a bundle: convert them to a type that is not widened first")
+}
+
 /// The refusal of a type of down rows.
 pub(crate) fn down_types(dtype: DType) -> String {
     let known = DOWN_TYPES.map(DType::name).join(" ");
@@ -213,7 +217,7 @@ pub(crate) fn down_types(dtype: DType) -> String {
 
 /// What rows of that type multiply.
 fn input_of<'a>(dtype: DType, x: &'a [f32], quantized: &'a Activations) -> Input<'a> {
-    if dtype.is_quantized() { Input::Quantized(quantized) } else { Input::Floats(x) }
+    if dtype.quantizes_activations() { Input::Quantized(quantized) } else { Input::Floats(x) }
 }
 
 /// Fills a list with those below `count` that are wanted.

@@ -32,6 +32,8 @@ fn products_of_one_input_have_the_bits_of_the_reference() {
         [(DType::Q4_1, 192), (DType::Q4_1, 64), (DType::Q8_0, 64)],
         [(DType::F16, 100), (DType::Q6_K, 5), (DType::F32, 17)],
         [(DType::Q4_K, 48), (DType::Q5_K, 33), (DType::BF16, 16)],
+        [(DType::Q2_K, 48), (DType::Q3_K, 33), (DType::Q4_0, 5)],
+        [(DType::IQ4_NL, 7), (DType::IQ4_XS, 100), (DType::MXFP4, 192)],
     ];
     for (number, shape) in shapes.into_iter().enumerate() {
         for tokens in [1, 3, 40] {
@@ -126,6 +128,8 @@ fn a_block_of_neurons_has_the_bits_of_the_reference_in_one_stage_and_in_two() {
         Ffn::new(DType::Q4_K, DType::Q6_K, 512, 256, Activation::new(ActivationKind::Drelu)),
         Ffn::new(DType::F32, DType::Q8_0, 96, 37, fat),
         Ffn::new(DType::F16, DType::F16, 75, 50, Activation::new(ActivationKind::Gelu)),
+        Ffn::new(DType::Q2_K, DType::Q3_K, 768, 256, Activation::new(ActivationKind::Silu)),
+        Ffn::new(DType::Q4_0, DType::MXFP4, 320, 64, Activation::new(ActivationKind::Relu)),
     ];
     for ffn in layers {
         for (tokens, accumulate) in [(1, false), (2, true), (21, false)] {
@@ -260,6 +264,10 @@ fn a_weight_that_packing_would_blow_up_is_refused() {
     let matmul = |rows| OpShape::Matmul { dtype: DType::Q4_0, rows, cols, tokens: 1 };
     assert!(matches!(device.supports(&matmul(1)), Support::No(_)));
     assert!(!matches!(device.supports(&matmul(15)), Support::No(_)));
+    // Each thread would expand 16 rows of it.
+    let wide = |cols| OpShape::Matmul { dtype: DType::IQ4_NL, rows: 64, cols, tokens: 1 };
+    assert_eq!(device.supports(&wide(1 << 18)), Support::Emulated);
+    assert!(matches!(device.supports(&wide(1 << 19)), Support::No(_)));
 }
 
 #[test]
@@ -267,7 +275,6 @@ fn it_says_what_it_supports() {
     let device = device(1, Isa::detect());
     for dtype in DType::ALL {
         let matmul = |cols| OpShape::Matmul { dtype, rows: 10, cols, tokens: 1 };
-        assert_ne!(device.supports(&matmul(4544)), Support::Emulated);
         assert_eq!(matches!(device.supports(&matmul(4544)), Support::No(_)), dtype.block_elements() == 256);
         let cluster = |stage, bundles| OpShape::Cluster {
             stage,
@@ -278,10 +285,13 @@ fn it_says_what_it_supports() {
             tokens: 1,
             bundles,
         };
-        assert_eq!(device.supports(&cluster(Stage::Fused, false)), Support::Native);
-        assert_eq!(device.supports(&cluster(Stage::Gate, true)), Support::Native);
+        let answer = if dtype.is_expanded() { Support::Emulated } else { Support::Native };
+        assert_eq!(device.supports(&cluster(Stage::Fused, false)), answer);
+        assert_eq!(device.supports(&matmul(1536)), answer);
+        let native = |stage| device.supports(&cluster(stage, true)) == Support::Native;
+        assert_eq!(native(Stage::Gate), !dtype.is_expanded(), "{dtype}");
         let down = ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"].contains(&dtype.name());
-        assert_eq!(device.supports(&cluster(Stage::Fused, true)) == Support::Native, down, "{dtype}");
+        assert_eq!(native(Stage::Fused), down, "{dtype}");
     }
     assert!(matches!(device.supports(&OpShape::Block), Support::No(_)));
 }

@@ -132,7 +132,7 @@ const RELU: Activation = Activation::new(ActivationKind::Relu);
 #[test]
 fn every_type_and_instruction_set_gives_the_bits_of_the_reference() {
     let down_types = [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q8_0];
-    for (number, dtype) in DType::ALL.into_iter().enumerate() {
+    for (number, dtype) in DType::ALL.into_iter().filter(|dtype| !dtype.is_expanded()).enumerate() {
         let layer = Layer::new(dtype, down_types[number % down_types.len()], 70, 768);
         let listed: Vec<u32> = (0..70).filter(|n| n % 3 != 1).collect();
         for isa in Isa::all_available() {

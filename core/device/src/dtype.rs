@@ -22,11 +22,16 @@ pub enum DType {
     Q4_K,
     Q5_K,
     Q6_K,
+    Q2_K,
+    Q3_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
 }
 
 impl DType {
     /// Every type, in the order of declaration.
-    pub const ALL: [DType; 11] = [
+    pub const ALL: [DType; 16] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -38,6 +43,11 @@ impl DType {
         DType::Q4_K,
         DType::Q5_K,
         DType::Q6_K,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::IQ4_NL,
+        DType::IQ4_XS,
+        DType::MXFP4,
     ];
 
     /// Elements in one block; 1 for the plain float types.
@@ -45,7 +55,9 @@ impl DType {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => 32,
+            DType::IQ4_NL | DType::MXFP4 => 32,
             DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
+            DType::Q2_K | DType::Q3_K | DType::IQ4_XS => 256,
         }
     }
 
@@ -62,6 +74,11 @@ impl DType {
             DType::Q4_K => 144,
             DType::Q5_K => 176,
             DType::Q6_K => 210,
+            DType::Q2_K => 84,
+            DType::Q3_K => 110,
+            DType::IQ4_NL => 18,
+            DType::IQ4_XS => 136,
+            DType::MXFP4 => 17,
         }
     }
 
@@ -81,9 +98,14 @@ impl DType {
         }
     }
 
-    /// Whether matmuls with this type quantise their activations to 8 bits (see [`crate::quant`]).
-    pub const fn is_quantized(self) -> bool {
-        self.block_elements() > 1
+    /// Whether products with this type quantise their activations to 8 bits (see [`crate::quant`]).
+    pub const fn quantizes_activations(self) -> bool {
+        self.block_elements() > 1 && !self.is_expanded()
+    }
+
+    /// Whether products widen blocks of this type to F32 and go on as with F32 weights (see [`crate::quant`]).
+    pub const fn is_expanded(self) -> bool {
+        matches!(self, DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4)
     }
 
     /// The name users type: `f32`, `q4_0`, `q4_k`.
@@ -100,6 +122,11 @@ impl DType {
             DType::Q4_K => "q4_k",
             DType::Q5_K => "q5_k",
             DType::Q6_K => "q6_k",
+            DType::Q2_K => "q2_k",
+            DType::Q3_K => "q3_k",
+            DType::IQ4_NL => "iq4_nl",
+            DType::IQ4_XS => "iq4_xs",
+            DType::MXFP4 => "mxfp4",
         }
     }
 }

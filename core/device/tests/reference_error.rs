@@ -21,7 +21,7 @@ fn exact_and_bound(dtype: DType, w: &[f32], x: &[f32]) -> (f64, f64) {
         }
     }
     let roundings = (w.len() + 8) as f64 * f64::from(f32::EPSILON);
-    let quantized = if dtype.is_quantized() { 1.001 * step } else { 0.0 };
+    let quantized = if dtype.quantizes_activations() { 1.001 * step } else { 0.0 };
     (exact, quantized + 8.0 * roundings * magnitude + 1e-30)
 }
 

@@ -96,6 +96,8 @@ fn tensors_of_one_layer_may_differ_in_type() {
         ("attn_q", DType::Q4_K),
         ("attn_k", DType::F16),
         ("attn_v", DType::Q6_K),
+        ("attn_output", DType::IQ4_NL),
+        ("token_embd", DType::MXFP4),
         ("ffn_gate", DType::Q8_0),
         ("ffn_up", DType::Q5_1),
         ("ffn_down", DType::F32),

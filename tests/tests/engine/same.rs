@@ -10,8 +10,14 @@ use neuropil_tests::toy::{Toy, tokens};
 use super::{all_logits, bits, cpu, engine, greedy, session};
 
 fn toy() -> Toy {
-    let dtypes =
-        vec![("attn", DType::Q4_K), ("ffn_down", DType::Q6_K), ("output", DType::F16), ("", DType::Q4_0)];
+    let dtypes = vec![
+        ("attn_k", DType::IQ4_XS),
+        ("attn", DType::Q4_K),
+        ("ffn_up", DType::Q2_K),
+        ("ffn_down", DType::Q6_K),
+        ("output", DType::F16),
+        ("", DType::Q4_0),
+    ];
     Toy { dtypes, context: 256, ..Toy::default() }
 }
 

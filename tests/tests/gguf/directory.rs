@@ -126,13 +126,14 @@ fn a_tensor_name_that_appears_twice_is_refused() {
 
 #[test]
 fn an_unsupported_type_is_named_and_still_listed() {
-    let cases = [(39, "MXFP4"), (20, "IQ4_NL"), (23, "IQ4_XS"), (4, "unknown"), (9999, "unknown")];
+    let cases = [(16, "IQ2_XXS"), (21, "IQ3_S"), (34, "TQ1_0"), (4, "unknown"), (9999, "unknown")];
     for (id, name) in cases {
         let file = one_vector(8).tensor("odd", &[256], id, vec![0; 256]);
         let error = refused(&file.bytes());
         let text = error.to_string();
         assert!(matches!(&error, GgufError::UnsupportedType { type_id, .. } if *type_id == id), "{text}");
-        let parts = ["odd", &id.to_string(), name, "F32 F16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K BF16"];
+        let types = "F32 F16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS BF16 MXFP4";
+        let parts = ["odd", &id.to_string(), name, types];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         let listed = parse(&file.bytes(), "test.gguf".as_ref(), TypePolicy::Any).unwrap();
         assert_eq!((listed.tensors[1].type_name(), listed.tensors[1].dtype), (name, None));

@@ -16,6 +16,8 @@ use crate::pack::{GROUP_ROWS, VECTOR, group_bytes};
 
 /// Bytes that one fetch brings.
 const LINE: usize = 64;
+/// How far ahead of its use a row is fetched.
+const AHEAD: usize = 512;
 
 /// 16 rows to turn.
 pub(crate) struct Gather<'a> {
@@ -24,14 +26,14 @@ pub(crate) struct Gather<'a> {
     width: usize,
     rows: [&'a [u8]; GROUP_ROWS],
     columns: Range<usize>,
-    /// Rows to fetch meanwhile: the next ones, from memory.
-    next: &'a [&'a [u8]],
+    /// Rows to fetch meanwhile.
+    next: [&'a [u8]; GROUP_ROWS],
     to: &'a mut [u8],
 }
 
 impl<'a> Gather<'a> {
-    /// Columns `columns`, whole blocks, of 16 rows of `width` elements, to be written as a packed group. A share of the
-    /// `next` rows, as large as that of the columns in the width, is fetched into the core's cache meanwhile.
+    /// Columns `columns`, whole blocks, of 16 rows of `width` elements, to be written as a packed group. Where these rows
+    /// end, the `next` ones are fetched into the core's cache.
     ///
     /// # Panics
     /// When a row or `to` has another length, or there are no such columns.
@@ -40,7 +42,7 @@ impl<'a> Gather<'a> {
         width: usize,
         rows: [&'a [u8]; GROUP_ROWS],
         columns: Range<usize>,
-        next: &'a [&'a [u8]],
+        next: [&'a [u8]; GROUP_ROWS],
         to: &'a mut [u8],
     ) -> Gather<'a> {
         // The unsafe code below stands on these.
@@ -68,12 +70,13 @@ impl<'a> Gather<'a> {
         // Where the codes of the g-th group of these columns go.
         let at = |g: usize| g / F::STEPS * (f.head + F::STEPS * f.step()) + f.head + g % F::STEPS * f.step();
         let code_bytes = from.parts.code_bytes();
-        let mut ahead = self.ahead(groups);
         // SAFETY: `new` saw that each row has all its parts and `to` the places of these groups.
         unsafe {
             for g in 0..groups {
                 let codes = (first + g) * code_bytes;
-                ahead.step::<V>();
+                if codes.is_multiple_of(LINE) {
+                    self.fetch::<V>(0..from.plane(0), codes, AHEAD);
+                }
                 for part in (0..code_bytes).step_by(16) {
                     let to = self.to.as_mut_ptr().add(at(g) + 4 * VECTOR * (part / 16));
                     V::turn(&self.rows.map(<[u8]>::as_ptr), codes + part, to);
@@ -86,20 +89,24 @@ impl<'a> Gather<'a> {
             }
             for plane in 0..from.parts.planes() {
                 let to = |g| at(g) + (4 + plane) * VECTOR;
-                self.spread::<V, 4>(from.plane(plane) + 4 * first, groups, to);
+                let part = from.plane(plane)..from.plane(plane + 1);
+                self.spread::<V, 4>(part.clone(), part.start + 4 * first, groups, to);
             }
             for array in 0..from.parts.group_halves {
                 let to = |g| at(g) + f.codes() + array * 2 * GROUP_ROWS;
-                self.spread::<V, 2>(from.group_halves(array) + 2 * first, groups, to);
+                let part = from.group_halves(array)..from.group_halves(array + 1);
+                self.spread::<V, 2>(part.clone(), part.start + 2 * first, groups, to);
             }
             for array in 0..from.parts.group_bytes {
                 let to = |g| at(g) + f.codes() + array * GROUP_ROWS;
-                self.spread::<V, 1>(from.group_bytes(array) + first, groups, to);
+                let part = from.group_bytes(array)..from.group_bytes(array + 1);
+                self.spread::<V, 1>(part.clone(), part.start + first, groups, to);
             }
             for array in 0..from.parts.block_halves {
                 let to = |b| at(b * F::STEPS) - f.head + array * 2 * GROUP_ROWS;
-                let first = from.block_halves(array) + 2 * (first / F::STEPS);
-                self.spread::<V, 2>(first, groups / F::STEPS, to);
+                let part = from.block_halves(array)..from.block_halves(array + 1);
+                let first = part.start + 2 * (first / F::STEPS);
+                self.spread::<V, 2>(part, first, groups / F::STEPS, to);
             }
         }
     }
@@ -113,35 +120,42 @@ impl<'a> Gather<'a> {
         let (first, count) = (self.columns.start * N, self.columns.len());
         // SAFETY: `new` saw that the rows have these columns and `to` 16 values for each.
         unsafe {
-            self.ahead(1).step::<V>();
-            self.spread::<V, N>(first, count, |column| column * GROUP_ROWS * N);
+            self.spread::<V, N>(0..self.width * N, first, count, |column| column * GROUP_ROWS * N);
         }
     }
 
-    /// The share of the next rows that belongs to these columns, to be fetched in so many `steps`.
-    fn ahead(&self, steps: usize) -> Ahead<'a> {
-        let lines = self.next.first().map_or(0, |row| row.len().div_ceil(LINE));
-        let at = |column: usize| column * lines * self.next.len() / self.width.max(1);
-        let (first, last) = (at(self.columns.start), at(self.columns.end));
-        Ahead {
-            rows: self.next.get(first / lines.max(1)..).unwrap_or_default(),
-            line: first % lines.max(1),
-            lines,
-            per_step: (last - first).div_ceil(steps.max(1)),
-        }
+    /// Fetches what comes `ahead` bytes after byte `at` of a part of each row, `part` being where it begins and ends;
+    /// after its end comes that of the next rows. The 16 rows make as many streams, and memory serves them side by side
+    /// faster than one after the other.
+    ///
+    /// # Safety
+    /// The features of V are enabled.
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes>(&self, part: Range<usize>, at: usize, ahead: usize) {
+        let wanted = at + ahead;
+        let (rows, wanted) =
+            if wanted < part.end { (&self.rows, wanted) } else { (&self.next, wanted - part.len()) };
+        // SAFETY: the features of V are enabled.
+        rows.iter().for_each(|row| unsafe { V::prefetch(row.as_ptr().wrapping_add(wanted)) });
     }
 
-    /// Writes value `i` of each row, N bytes (1, 2 or 4), to 16 places from `to(i)` on.
+    /// Writes value `i` of each row, N bytes (1, 2 or 4), to 16 places from `to(i)` on, and fetches values of the same
+    /// `part` of the rows.
     ///
     /// # Safety
     /// The features of V are enabled; each row has `count` values from `first` on, and `self.to` has the places.
     #[inline(always)]
     unsafe fn spread<V: Lanes, const N: usize>(
         &mut self,
+        part: Range<usize>,
         first: usize,
         count: usize,
         to: impl Fn(usize) -> usize,
     ) {
+        for line in (first..first + N * count).step_by(LINE) {
+            // SAFETY: the features of V are enabled.
+            unsafe { self.fetch::<V>(part.clone(), line, AHEAD.min(N * count)) };
+        }
         let rows = self.rows.map(<[u8]>::as_ptr);
         let out = self.to.as_mut_ptr();
         let at_once = 16 / N;
@@ -174,36 +188,6 @@ impl<'a> Gather<'a> {
                 for (r, row) in rows.iter().enumerate() {
                     row.add(first + N * i).copy_to_nonoverlapping(out.add(to(i) + N * r), N);
                 }
-            }
-        }
-    }
-}
-
-/// Rows that are fetched line by line, row after row, because that is how memory is fast.
-struct Ahead<'a> {
-    rows: &'a [&'a [u8]],
-    /// The next line of the first of them.
-    line: usize,
-    /// Lines of a row.
-    lines: usize,
-    /// Lines to fetch in a step.
-    per_step: usize,
-}
-
-impl Ahead<'_> {
-    /// Fetches the next lines.
-    ///
-    /// # Safety
-    /// The features of V are enabled.
-    #[inline(always)]
-    unsafe fn step<V: Lanes>(&mut self) {
-        for _ in 0..self.per_step {
-            let Some(row) = self.rows.first() else { return };
-            // SAFETY: the features of V are enabled.
-            unsafe { V::prefetch(row.as_ptr().wrapping_add(self.line * LINE)) };
-            self.line += 1;
-            if self.line == self.lines {
-                (self.rows, self.line) = (&self.rows[1..], 0);
             }
         }
     }

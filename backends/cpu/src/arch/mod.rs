@@ -27,9 +27,8 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use crate::kernels::{Input, RECORD};
+use crate::kernels::{Groups, Input, RECORD};
 use crate::mem::ColumnRange;
-use crate::pack::Packed;
 use neuropil_device::DType;
 use neuropil_device::quant::ACT_BLOCK;
 
@@ -161,39 +160,12 @@ impl Isa {
 
 /// A matmul over some row groups. Made by the safe entry, which checks that input, weight and output match.
 pub(crate) struct Job<'a, 'y> {
-    pub w: Panel<'a>,
+    pub w: Groups<'a>,
     pub input: Input<'a>,
     /// Columns of the input.
     pub pitch: usize,
     pub out: &'a mut ColumnRange<'y>,
     pub accumulate: bool,
-}
-
-/// Packed groups of rows: a whole weight, or some columns of a few rows.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel<'a> {
-    pub dtype: DType,
-    pub groups: &'a [u8],
-    pub group_bytes: usize,
-    /// Group of the output that the first group makes.
-    pub first_group: usize,
-    /// Columns, and the column of the input that meets the first.
-    pub cols: usize,
-    pub first_col: usize,
-}
-
-impl<'a> Panel<'a> {
-    /// All of a weight.
-    pub fn whole(w: &'a Packed) -> Panel<'a> {
-        Panel {
-            dtype: w.dtype(),
-            groups: w.bytes(),
-            group_bytes: w.group_bytes(),
-            first_group: 0,
-            cols: w.cols(),
-            first_col: 0,
-        }
-    }
 }
 
 /// Activations to quantise: `blocks` blocks of 32 in each of `height` rows, which were checked to exist.
@@ -235,7 +207,7 @@ trait Kernels: Copy {
 }
 
 fn matmul<K: Kernels>(kernels: K, job: &mut Job<'_, '_>) {
-    match job.w.dtype {
+    match job.w.dtype() {
         DType::F32 => kernels.floats::<format::F32>(job),
         DType::F16 => kernels.floats::<format::F16>(job),
         DType::BF16 => kernels.floats::<format::BF16>(job),
@@ -247,6 +219,9 @@ fn matmul<K: Kernels>(kernels: K, job: &mut Job<'_, '_>) {
         DType::Q4_K => kernels.quantized::<format::Q4K>(job),
         DType::Q5_K => kernels.quantized::<format::Q5K>(job),
         DType::Q6_K => kernels.quantized::<format::Q6K>(job),
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+            unreachable!("the entry expands {}", job.w.dtype())
+        }
     }
 }
 
@@ -262,6 +237,9 @@ fn gather<K: Kernels>(kernels: K, job: Gather<'_>) {
         DType::Q4_K => kernels.gather::<format::Q4K>(job),
         DType::Q5_K => kernels.gather::<format::Q5K>(job),
         DType::Q6_K => kernels.gather::<format::Q6K>(job),
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+            unreachable!("rows of {} are not turned", job.dtype())
+        }
     }
 }
 

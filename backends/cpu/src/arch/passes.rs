@@ -48,7 +48,7 @@ pub(super) trait Sums {
 pub(super) unsafe fn run<V: Lanes, S: Sums>(job: &mut Job<'_, '_>) {
     let tokens = job.out.tokens();
     let groups = job.out.groups();
-    let pass = (CACHED_INPUT / S::token_bytes(job.w.cols).max(1) / TILE * TILE).clamp(TILE, 1024);
+    let pass = (CACHED_INPUT / S::token_bytes(job.w.cols()).max(1) / TILE * TILE).clamp(TILE, 1024);
     for first in (0..tokens).step_by(pass) {
         let last = tokens.min(first + pass);
         let (mut row, end) = (groups.start * GROUP_ROWS, groups.end * GROUP_ROWS);
@@ -98,15 +98,15 @@ unsafe fn tile<V: Lanes, S: Sums, const T: usize, const N: usize>(
     row: usize,
     t: usize,
 ) {
-    let mut w = [VectorAt { group: job.w.groups.as_ptr(), r: 0 }; N];
+    let mut w = [VectorAt { group: job.w.bytes().as_ptr(), r: 0 }; N];
     for (v, w) in w.iter_mut().enumerate() {
         let row = row + v * V::LANES;
-        let group = row / GROUP_ROWS - job.w.first_group;
-        w.group = job.w.groups[group * job.w.group_bytes..][..job.w.group_bytes].as_ptr();
+        let group_bytes = job.w.group_bytes();
+        w.group = job.w.bytes()[row / GROUP_ROWS * group_bytes..][..group_bytes].as_ptr();
         w.r = row % GROUP_ROWS;
     }
     // SAFETY: the vectors are inside the groups, because LANES divides 16.
-    let sums = unsafe { S::sums::<V, T, N>(w, S::input(job, t), job.w.cols, job.pitch) };
+    let sums = unsafe { S::sums::<V, T, N>(w, S::input(job, t), job.w.cols(), job.pitch) };
     for (v, sums) in sums.into_iter().enumerate() {
         for (i, sum) in sums.into_iter().enumerate() {
             // SAFETY: the features of V are enabled.

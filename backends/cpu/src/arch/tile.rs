@@ -32,10 +32,10 @@ impl<F: Format> Sums for Quantized<F> {
     fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
         match job.input {
             Input::Quantized(acts) => {
-                let before = job.w.first_col / ACT_BLOCK * tile_height(t, acts.tokens()) * RECORD;
+                let before = job.w.first_col() / ACT_BLOCK * tile_height(t, acts.tokens()) * RECORD;
                 acts.tile(t)[before..].as_ptr()
             }
-            Input::Floats(_) => unreachable!("the entry refuses float input for quantised weights"),
+            _ => unreachable!("the entry refuses float input for quantised weights"),
         }
     }
 
@@ -99,8 +99,8 @@ impl<F: FloatFormat> Sums for Floats<F> {
 
     fn input(job: &Job<'_, '_>, t: usize) -> *const u8 {
         match job.input {
-            Input::Floats(x) => x[t * job.pitch + job.w.first_col..].as_ptr().cast(),
-            Input::Quantized(_) => unreachable!("the entry refuses quantised input for float weights"),
+            Input::Floats(x) => x[t * job.pitch + job.w.first_col()..].as_ptr().cast(),
+            _ => unreachable!("the entry refuses quantised input for float weights"),
         }
     }
 

@@ -75,16 +75,19 @@ impl Case {
         let (weights, x) = (self.weights(&mut random), self.input(&mut random));
         let before: Vec<f32> = (0..self.tokens * self.rows).map(|_| random.unit()).collect();
         let packed = pack(Isa::detect(), self.dtype, self.rows, self.cols, &weights, None).unwrap();
-        let mut acts = Activations::new().unwrap();
+        let (mut acts, mut panels) = (Activations::new().unwrap(), Panels::new());
         let Case { dtype, rows, cols, tokens, .. } = *self;
         for accumulate in [false, true] {
             let mut want = before.clone();
             reference::matmul(dtype, &weights, rows, cols, tokens, &x, &mut want, accumulate);
             for isa in Isa::all_available() {
-                let input = if dtype.is_quantized() {
+                let input = if dtype.quantizes_activations() {
                     acts.reserve(tokens, cols).unwrap();
                     acts.quantize(isa, &x);
                     Input::Quantized(&acts)
+                } else if dtype.is_expanded() {
+                    panels.reserve(1, cols).unwrap();
+                    Input::Expanded(&x, &panels)
                 } else {
                     Input::Floats(&x)
                 };
@@ -134,7 +137,7 @@ fn every_shape_has_the_bits_of_the_reference() {
 
 #[test]
 fn extreme_codes_do_not_saturate() {
-    for dtype in DType::ALL.into_iter().filter(|d| d.is_quantized()) {
+    for dtype in DType::ALL.into_iter().filter(|d| d.quantizes_activations()) {
         let (rows, cols) = (16, 512);
         for fill in [0x00, 0x7F, 0x80, 0xFF] {
             let row_bytes = dtype.row_bytes(cols).unwrap();

@@ -3,12 +3,13 @@
 //! It reads the header alone, so it is quick on any size, and it lists files that cannot run too. Names and texts come
 //! out of the file: control characters in them are escaped before they reach a terminal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use neuropil::engine::{EngineError, open_tokenizer};
 use neuropil::gguf::{Array, Gguf, Value as Item};
 use neuropil::model;
+use neuropil_device::DType;
 use serde_json::{Map, Value, json};
 
 use crate::error::{CliError, message_line, one_line};
@@ -125,7 +126,7 @@ impl Report {
         let architecture = self.architecture.as_deref().unwrap_or("not named");
         lines.push(format!("architecture  {}", one_line(architecture)));
         lines.push(match &self.refusal {
-            None => "runs          yes, all tensor types natively on the CPU".into(),
+            None => format!("runs          yes, {}", how(gguf)),
             Some(reason) => format!("runs          no: {}", one_line(reason)),
         });
         let (count, bytes) = (gguf.tensors().len(), memory::shown(self.tensor_bytes));
@@ -144,6 +145,16 @@ impl Report {
         }
         lines.push(String::new());
         lines.join("\n")
+    }
+}
+
+/// How the CPU runs the types of a file.
+fn how(gguf: &Gguf) -> String {
+    let expanded = gguf.tensors().iter().filter(|t| t.dtype.is_some_and(DType::is_expanded));
+    let names: Vec<&str> = expanded.map(|t| t.type_name()).collect::<BTreeSet<_>>().into_iter().collect();
+    match names[..] {
+        [] => "all tensor types natively on the CPU".into(),
+        _ => format!("on the CPU, which widens {} to F32 as it goes: that is slower", names.join(", ")),
     }
 }
 

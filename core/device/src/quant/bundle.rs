@@ -20,7 +20,7 @@
 //! | integer scales (Q6_K: i8, of the first 16 columns) | group | 1 | Q4_K Q5_K Q6_K |
 //! | integer minimums (Q6_K: i8 scales of the others) | group | 1 | Q4_K Q5_K Q6_K |
 //!
-//! Rows of F32, F16 and BF16 are as in a file.
+//! Rows of other types are as in a file.
 
 use super::blocks::k_group;
 use super::{
@@ -43,10 +43,11 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts of a type; `None` for the plain float types.
+    /// The parts of a type; `None` for the types of which rows lie as in a file.
     pub const fn of(dtype: DType) -> Option<Parts> {
         let (bits, group_halves, block_halves, group_bytes) = match dtype {
             DType::F32 | DType::F16 | DType::BF16 => return None,
+            DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => return None,
             DType::Q4_0 => (4, 1, 0, 0),
             DType::Q4_1 => (4, 2, 0, 0),
             DType::Q5_0 => (5, 1, 0, 0),
@@ -82,7 +83,7 @@ pub struct BundleRow {
 }
 
 impl BundleRow {
-    /// The parts of a row of `cols` elements; `None` when it is not whole blocks or a plain float type.
+    /// The parts of a row of `cols` elements; `None` when it is not whole blocks, or lies as in a file.
     pub fn new(dtype: DType, cols: usize) -> Option<BundleRow> {
         dtype.row_bytes(cols)?;
         let parts = Parts::of(dtype)?;
@@ -119,7 +120,6 @@ impl BundleRow {
 pub fn bundle_row_bytes(dtype: DType, cols: usize) -> Option<usize> {
     match BundleRow::new(dtype, cols) {
         Some(row) => Some(row.bytes()),
-        None if dtype.is_quantized() => None,
         None => dtype.row_bytes(cols),
     }
 }
@@ -137,6 +137,7 @@ pub fn bundle_row(dtype: DType, cols: usize, row: &[u8], out: &mut [u8]) {
     };
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => {}
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {}
         DType::Q4_0 => sort::<BlockQ4_0>(&to, row, out),
         DType::Q4_1 => sort::<BlockQ4_1>(&to, row, out),
         DType::Q5_0 => sort::<BlockQ5_0>(&to, row, out),
@@ -330,7 +331,7 @@ fn group(dtype: DType, from: &BundleRow, row: &[u8], g: usize) -> Group {
             let scales = [byte(0), byte(1)].map(|s| i32::from(s as i8));
             Group { offset: 32, scales, dw: of_block(0).to_f32(), ..plain }
         }
-        DType::F32 | DType::F16 | DType::BF16 => plain,
+        _ => plain,
     }
 }
 

@@ -9,8 +9,10 @@
 //! - K is cut in slices of [`SLICE`] elements (the last may be shorter). Each slice has one f32 accumulator
 //!   per output, which starts at +0.0 and takes the elements in order. `total` starts at +0.0; after each
 //!   slice `total += acc`. The result is `total`, or `y + total` when the job accumulates.
-//! - F32, F16 and BF16 weights: `acc = fma(w as f32, x, acc)` for each element.
-//! - Quantised weights: activations are quantised in blocks of 32 ([`quantize_activations`]) to codes `q`, a
+//! - F32, F16 and BF16 weights: `acc = fma(w as f32, x, acc)` for each element. The types of
+//!   [`DType::is_expanded`] (Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4) are float weights too: `w` is what
+//!   [`dequantize_row`] gives, and x stays F32.
+//! - Other quantised weights: activations are quantised in blocks of 32 ([`quantize_activations`]) to codes `q`, a
 //!   scale `dx` and the sum of the codes. A [`Group`] of 32 weights has integer codes, a scale `dw` and maybe
 //!   a minimum `mw`. `I` is the exact integer dot product of both codes (for Q6_K each half of 16 is multiplied
 //!   by its own integer scale). Then `acc = fma(dw · dx, I, acc)` with `dw · dx` rounded to f32, and for
@@ -30,7 +32,9 @@
 mod activations;
 mod blocks;
 mod bundle;
+mod expanded;
 mod quantize;
+mod quantize_expanded;
 pub mod reference;
 
 pub use activations::{ACT_BLOCK, OUTLIER, QuantizedRow, add_energy, is_outlier, quantize_activations};
@@ -39,6 +43,9 @@ pub use blocks::{
     QuantBlock, scale_min,
 };
 pub use bundle::{BundleRow, Parts, bundle_row, bundle_row_bytes, dequantize_bundle_row};
+pub use expanded::{
+    BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, ExpandedBlock, IQ4_VALUES, MXFP4_VALUES,
+};
 pub use quantize::quantize_row;
 pub use reference::SLICE;
 
@@ -64,6 +71,11 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::Q4_K => dequantize::<BlockQ4K>(bytes, out),
         DType::Q5_K => dequantize::<BlockQ5K>(bytes, out),
         DType::Q6_K => dequantize::<BlockQ6K>(bytes, out),
+        DType::Q2_K => expand::<BlockQ2K>(bytes, out),
+        DType::Q3_K => expand::<BlockQ3K>(bytes, out),
+        DType::IQ4_NL => expand::<BlockIq4Nl>(bytes, out),
+        DType::IQ4_XS => expand::<BlockIq4Xs>(bytes, out),
+        DType::MXFP4 => expand::<BlockMxfp4>(bytes, out),
     }
 }
 
@@ -80,6 +92,16 @@ fn dequantize<B: QuantBlock>(bytes: &[u8], out: &mut [f32]) {
     for (block, groups) in blocks.iter().zip(out.chunks_mut(B::GROUPS)) {
         for (i, out) in groups.iter_mut().enumerate() {
             block.group(i).dequantize(out);
+        }
+    }
+}
+
+fn expand<B: ExpandedBlock>(bytes: &[u8], out: &mut [f32]) {
+    let blocks: &[B] = bytemuck::cast_slice(bytes);
+    let (out, _) = out.as_chunks_mut::<GROUP>();
+    for (block, groups) in blocks.iter().zip(out.chunks_mut(B::GROUPS)) {
+        for (i, out) in groups.iter_mut().enumerate() {
+            block.expand(i, out);
         }
     }
 }
@@ -113,6 +135,16 @@ mod tests {
         check::<BlockQ4K>();
         check::<BlockQ5K>();
         check::<BlockQ6K>();
+        fn check_expanded<B: ExpandedBlock>() {
+            assert_eq!((size_of::<B>(), align_of::<B>()), (B::DTYPE.block_bytes(), 1));
+            assert_eq!(B::GROUPS * GROUP, B::DTYPE.block_elements());
+            assert!(B::DTYPE.is_expanded());
+        }
+        check_expanded::<BlockQ2K>();
+        check_expanded::<BlockQ3K>();
+        check_expanded::<BlockIq4Nl>();
+        check_expanded::<BlockIq4Xs>();
+        check_expanded::<BlockMxfp4>();
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Quantising weights: for tests, synthetic models and conversion.
 //!
 //! The 32-element formats choose the same codes as ggml's reference. The K formats here round each group to its
-//! own range without a search for better scales; ggml's own files are a little closer to the source.
+//! own range without a search for better scales; ggml's own files are a little closer to the source. The types that
+//! are expanded are in [`super::quantize_expanded`].
 
+use super::quantize_expanded::{iq4_nl, iq4_xs, mxfp4, q2_k, q3_k};
 use super::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Half,
     scale_min,
@@ -30,6 +32,11 @@ pub fn quantize_row(dtype: DType, x: &[f32], out: &mut [u8]) {
         DType::Q4_K => blocks(x, out, q4_k),
         DType::Q5_K => blocks(x, out, q5_k),
         DType::Q6_K => blocks(x, out, q6_k),
+        DType::Q2_K => blocks(x, out, q2_k),
+        DType::Q3_K => blocks(x, out, q3_k),
+        DType::IQ4_NL => blocks(x, out, iq4_nl),
+        DType::IQ4_XS => blocks(x, out, iq4_xs),
+        DType::MXFP4 => blocks(x, out, mxfp4),
     }
 }
 
@@ -48,16 +55,16 @@ fn blocks<B: Pod, const N: usize>(x: &[f32], out: &mut [u8], f: impl Fn(&[f32; N
 }
 
 /// The first value of the largest magnitude, with its sign.
-fn extreme(x: &[f32]) -> f32 {
+pub(super) fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m })
 }
 
-fn range(x: &[f32]) -> (f32, f32) {
+pub(super) fn range(x: &[f32]) -> (f32, f32) {
     let min = x.iter().copied().fold(f32::INFINITY, f32::min);
     (min, x.iter().copied().fold(f32::NEG_INFINITY, f32::max))
 }
 
-fn inverse(d: f32) -> f32 {
+pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
@@ -66,7 +73,7 @@ fn codes(x: &[f32; GROUP], min: f32, id: f32, shift: f32, max: u8) -> [u8; GROUP
     x.map(|x| (((x - min) * id + (shift + 0.5)) as u8).min(max))
 }
 
-fn nibbles(codes: &[u8; GROUP]) -> [u8; 16] {
+pub(super) fn nibbles(codes: &[u8; GROUP]) -> [u8; 16] {
     std::array::from_fn(|i| (codes[i] & 15) | ((codes[i + 16] & 15) << 4))
 }
 
@@ -202,7 +209,7 @@ mod tests {
     fn a_quantised_row_is_close_to_its_source() {
         let x = wave(512);
         let amplitude = 4.2;
-        let bounds = [0.0, 1e-3, 1e-2, 0.3, 0.2, 0.15, 0.1, 0.02, 0.25, 0.15, 0.1];
+        let bounds = [0.0, 1e-3, 1e-2, 0.3, 0.2, 0.15, 0.1, 0.02, 0.25, 0.15, 0.1, 0.6, 0.4, 0.25, 0.25, 0.3];
         for (dtype, bound) in DType::ALL.into_iter().zip(bounds) {
             let mut bytes = vec![0; dtype.row_bytes(x.len()).unwrap()];
             quantize_row(dtype, &x, &mut bytes);

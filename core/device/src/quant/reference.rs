@@ -34,7 +34,7 @@ pub fn matmul(
     }
     let row_bytes = weights.len() / rows;
     for t in 0..tokens {
-        let input = Input::new(&x[t * cols..][..cols], dtype.is_quantized());
+        let input = Input::new(&x[t * cols..][..cols], dtype.quantizes_activations());
         for r in 0..rows {
             let total = dot(dtype, &weights[r * row_bytes..][..row_bytes], &input);
             let y = &mut y[t * rows + r];
@@ -68,6 +68,9 @@ fn dot(dtype: DType, row: &[u8], input: &Input<'_>) -> f32 {
         DType::Q4_K => dot_quantized::<BlockQ4K>(row, input),
         DType::Q5_K => dot_quantized::<BlockQ5K>(row, input),
         DType::Q6_K => dot_quantized::<BlockQ6K>(row, input),
+        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+            dot_float(dtype, row, input.x)
+        }
     }
 }
 

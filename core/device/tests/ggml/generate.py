@@ -10,6 +10,7 @@ from gguf.quants import dequantize, quantize
 rng = np.random.default_rng(7)
 SIMPLE = {"q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0]}
 K = {"q4_k": ([0, 2], 144), "q5_k": ([0, 2], 176), "q6_k": ([208], 210)}
+EXPANDED = {"q2_k": ([80, 82], 84), "q3_k": ([108], 110), "iq4_nl": ([0], 18), "iq4_xs": ([0], 136), "mxfp4": ([], 17)}
 FLOAT = ["f32", "f16", "bf16"]
 
 
@@ -41,3 +42,13 @@ for name in FLOAT:
     raw = quantize(x, T[name.upper()])
     print("quantize", name, hex32(x), raw.tobytes().hex())
     show_dequantize(name, raw.view(np.uint8))
+for name, (halves, size) in EXPANDED.items():
+    for _ in range(3):
+        show_dequantize(name, random_block(halves, size))
+for e in (0, 1, 2, 126, 255):
+    raw = random_block([], 17)
+    raw[0] = e
+    show_dequantize("mxfp4", raw)
+for x in (rng.normal(size=32), rng.normal(size=32) * 1e-3 + 0.5, np.zeros(32), 2.0 ** np.arange(-16, 16)):
+    x = x.astype(np.float32)
+    print("quantize mxfp4", hex32(x), quantize(x, T.MXFP4).tobytes().hex())

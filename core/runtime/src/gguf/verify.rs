@@ -86,6 +86,11 @@ fn first_bad(dtype: DType, bytes: &[u8]) -> Option<(u64, &'static str)> {
         DType::Q4_K => find(bytes.as_chunks::<144>().0, |b| f16([b[0], b[1]]).or(f16([b[2], b[3]]))),
         DType::Q5_K => find(bytes.as_chunks::<176>().0, |b| f16([b[0], b[1]]).or(f16([b[2], b[3]]))),
         DType::Q6_K => find(bytes.as_chunks::<210>().0, |b| f16([b[208], b[209]])),
+        DType::Q2_K => find(bytes.as_chunks::<84>().0, |b| f16([b[80], b[81]]).or(f16([b[82], b[83]]))),
+        DType::Q3_K => find(bytes.as_chunks::<110>().0, |b| f16([b[108], b[109]])),
+        DType::IQ4_NL => find(bytes.as_chunks::<18>().0, |b| f16([b[0], b[1]])),
+        DType::IQ4_XS => find(bytes.as_chunks::<136>().0, |b| f16([b[0], b[1]])),
+        DType::MXFP4 => find(bytes.as_chunks::<17>().0, |b| (b[0] == u8::MAX).then_some("NaN")),
     }
 }
 
@@ -127,6 +132,8 @@ mod tests {
                 DType::F32 => &[2],
                 DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
                 DType::Q6_K => &[208],
+                DType::Q2_K => &[80, 82],
+                DType::Q3_K => &[108],
                 _ => &[0],
             };
             for at in at {

@@ -4,6 +4,8 @@
 //! works element by element, from where a block keeps its bits; the encoders are the simplest that give sane
 //! weights, not the best.
 
+mod low_bits;
+
 use half::{bf16, f16};
 use neuropil_device::DType;
 
@@ -17,10 +19,15 @@ pub fn type_id(dtype: DType) -> u32 {
         DType::Q5_0 => 6,
         DType::Q5_1 => 7,
         DType::Q8_0 => 8,
+        DType::Q2_K => 10,
+        DType::Q3_K => 11,
         DType::Q4_K => 12,
         DType::Q5_K => 13,
         DType::Q6_K => 14,
+        DType::IQ4_NL => 20,
+        DType::IQ4_XS => 23,
         DType::BF16 => 30,
+        DType::MXFP4 => 39,
     }
 }
 
@@ -37,6 +44,11 @@ pub fn block(dtype: DType) -> (usize, usize) {
         DType::Q4_K => (256, 4 + 12 + 128),
         DType::Q5_K => (256, 4 + 12 + 32 + 128),
         DType::Q6_K => (256, 128 + 64 + 16 + 2),
+        DType::Q2_K => (256, 16 + 64 + 4),
+        DType::Q3_K => (256, 32 + 64 + 12 + 2),
+        DType::IQ4_NL => (32, 2 + 16),
+        DType::IQ4_XS => (256, 2 + 2 + 4 + 128),
+        DType::MXFP4 => (32, 1 + 16),
     }
 }
 
@@ -93,6 +105,7 @@ fn element(dtype: DType, b: &[u8], e: usize) -> f32 {
             let q = nibble(0, low, shift / 4) | (u32::from(b[128 + high] >> shift) & 3) << 4;
             half(b, 208) * f32::from(b[192 + e / 16] as i8) * (q as f32 - 32.0)
         }
+        _ => low_bits::element(dtype, b, e),
     }
 }
 
@@ -194,6 +207,7 @@ fn encode_block(dtype: DType, x: &[f32], b: &mut [u8]) {
                 b[128 + high] |= q >> 4 << shift;
             }
         }
+        _ => low_bits::encode_block(dtype, x, b),
     }
 }
 
@@ -248,7 +262,10 @@ mod tests {
             DType::BF16 | DType::Q8_0 => 2.1e-2,
             DType::Q6_K => 0.17,
             DType::Q5_0 | DType::Q5_1 | DType::Q5_K => 0.32,
-            DType::Q4_0 | DType::Q4_1 | DType::Q4_K => 0.64,
+            DType::Q4_0 | DType::Q4_1 | DType::Q4_K | DType::IQ4_NL | DType::IQ4_XS => 0.64,
+            DType::MXFP4 => 1.0,
+            DType::Q3_K => 1.3,
+            DType::Q2_K => 2.0,
         };
         for dtype in DType::ALL {
             let back = decode(dtype, &encode(dtype, &x));

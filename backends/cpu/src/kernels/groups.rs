@@ -1,0 +1,62 @@
+//! What a kernel reads: groups of 16 rows, wherever they lie.
+
+use std::ops::Range;
+
+use neuropil_device::DType;
+
+use crate::pack::{GROUP_ROWS, Packed, group_bytes};
+
+/// The groups of a weight, or a panel: one group, maybe of some columns only.
+#[derive(Clone, Copy)]
+pub(crate) struct Groups<'a> {
+    dtype: DType,
+    columns: (usize, usize),
+    group_bytes: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Groups<'a> {
+    /// Those of a weight.
+    pub fn of(w: &'a Packed) -> Self {
+        Groups { dtype: w.dtype(), columns: (0, w.cols()), group_bytes: w.group_bytes(), bytes: w.bytes() }
+    }
+
+    /// One group with the weights of some columns of the input.
+    ///
+    /// # Panics
+    /// When it has other bytes than such a group.
+    pub fn panel(dtype: DType, columns: Range<usize>, bytes: &'a [u8]) -> Self {
+        assert_eq!(group_bytes(dtype, columns.len()), Some(bytes.len()), "a panel has columns {columns:?}");
+        Groups { dtype, columns: (columns.start, columns.len()), group_bytes: bytes.len(), bytes }
+    }
+
+    /// Type.
+    pub fn dtype(self) -> DType {
+        self.dtype
+    }
+
+    /// Columns.
+    pub fn cols(self) -> usize {
+        self.columns.1
+    }
+
+    /// The column of the input that meets the first.
+    pub fn first_col(self) -> usize {
+        self.columns.0
+    }
+
+    /// Bytes of a group.
+    pub fn group_bytes(self) -> usize {
+        self.group_bytes
+    }
+
+    /// All groups, one after the other.
+    pub fn bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+}
+
+/// Bytes of a group of `cols` columns of F32; `None` when that overflows.
+pub(crate) fn panel_bytes(cols: usize) -> Option<usize> {
+    cols.checked_mul(GROUP_ROWS * size_of::<f32>())
+}
