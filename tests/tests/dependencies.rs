@@ -21,7 +21,7 @@ const TOP: [&str; 3] = ["neuropil-cli", "neuropil-tests", "neuropil-benches"];
 const REFUSED: [&str; 5] = ["tokio", "async-std", "smol", "hyper", "reqwest"];
 
 /// Files and folders whose code may be unsafe.
-const UNSAFE_CODE: [&str; 7] = [
+const UNSAFE_CODE: [&str; 8] = [
     "core/device/src/arena.rs",
     "core/device/src/bytes.rs",
     "core/runtime/src/gguf/map.rs",
