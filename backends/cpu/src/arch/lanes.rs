@@ -26,6 +26,12 @@ pub(super) trait Lanes {
     /// Begins to load the cache line at p, which may lie anywhere.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
+    /// The same pointer, which the compiler then keeps in a register of its own. With a base and an index instead,
+    /// some machines split an operation that reads memory in two.
+    #[inline(always)]
+    fn in_register(p: *const u8) -> *const u8 {
+        p
+    }
     /// Reads `4 * LANES` bytes.
     unsafe fn load_codes(p: *const u8) -> Self::W;
     /// The low nibble of each byte.
