@@ -31,6 +31,12 @@ pub(super) trait Lanes {
     /// Reads 16 bytes of each of 16 rows from byte `at` on and writes their 4-byte words by place: word j of row r goes
     /// to byte `64 j + 4 r`.
     unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8);
+    /// The same pointer, which the compiler then keeps in a register of its own. With a base and an index instead,
+    /// some machines split an operation that reads memory in two.
+    #[inline(always)]
+    fn in_register(p: *const u8) -> *const u8 {
+        p
+    }
     /// Reads `4 * LANES` bytes.
     unsafe fn load_codes(p: *const u8) -> Self::W;
     /// The low nibble of each byte.

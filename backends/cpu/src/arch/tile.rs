@@ -75,7 +75,7 @@ impl<F: Format> Sums for Quantized<F> {
                             }
                         }
                         at += F::PACKED.step();
-                        a = a.add(T * RECORD);
+                        a = V::in_register(a.add(T * RECORD));
                     }
                 }
                 for v in 0..N {

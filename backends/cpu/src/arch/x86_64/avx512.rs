@@ -1,6 +1,7 @@
 //! AVX-512: a vector is a whole group of 16 rows, and VNNI multiplies 64 codes in one instruction.
 
 use crate::arch::lanes::Lanes;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Proof that the machine has AVX-512 F, BW, VL and VNNI.
@@ -37,6 +38,12 @@ impl Lanes for Avx512 {
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    fn in_register(mut p: *const u8) -> *const u8 {
+        // SAFETY: no instruction, and nothing changes.
+        unsafe { asm!("/* {0} */", inout(reg) p, options(pure, readonly, nostack, preserves_flags)) };
+        p
     }
     #[inline]
     #[target_feature(enable = "avx512f")]
