@@ -208,7 +208,7 @@ pub fn pack_groups(
         }
         places.for_each(|place| place.fill(0));
         let turned = std::array::from_fn(|r| &sorted[r * sorted_bytes..][..sorted_bytes]);
-        isa.gather(Gather::new(dtype, cols, turned, 0..cols, turned, dst));
+        isa.gather(&Gather::new(dtype, cols, turned, turned), 0..cols, dst);
     }
     Ok(())
 }

@@ -153,28 +153,27 @@ impl CpuDevice {
         let mut neurons = of(range.groups().start);
         for group in range.groups() {
             let next = of(group + 1);
-            self.group(rows, input, &mut range.group(group), (&neurons, &next), &mut panel.0);
+            let turned = Gather::new(rows.dtype, rows.width, neurons, next);
+            self.group(&turned, rows.width, input, &mut range.group(group), &mut panel.0);
             neurons = next;
         }
     }
 
-    /// One group of rows, slice by slice: the sums of the slices are added in order, as in a dense product. The next rows
-    /// are fetched meanwhile.
+    /// One group of rows, slice by slice: the sums of the slices are added in order, as in a dense product.
     fn group(
         &self,
-        rows: &Rows<'_>,
+        rows: &Gather<'_>,
+        width: usize,
         input: Input<'_>,
         out: &mut ColumnRange<'_>,
-        (neurons, next): (&[&[u8]; GROUP_ROWS], &[&[u8]; GROUP_ROWS]),
         panel: &mut [u8],
     ) {
-        let (dtype, width) = (rows.dtype, rows.width);
         for start in (0..width).step_by(SLICE) {
-            let end = width.min(start + SLICE);
-            let Some(size) = group_bytes(dtype, end - start) else { return };
+            let columns = start..width.min(start + SLICE);
+            let Some(size) = group_bytes(rows.dtype(), columns.len()) else { return };
             let panel = &mut panel[..size];
-            self.crew.isa.gather(Gather::new(dtype, width, *neurons, start..end, *next, panel));
-            let w = Groups::panel(dtype, start..end, panel);
+            self.crew.isa.gather(rows, columns.clone(), panel);
+            let w = Groups::panel(rows.dtype(), columns, panel);
             self.crew.isa.matmul(&mut Job { w, input, pitch: width, out, accumulate: start > 0 });
         }
     }

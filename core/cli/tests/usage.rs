@@ -120,7 +120,7 @@ fn devices_lists_the_cpu_with_every_type() {
     let cpu = &devices.as_array().unwrap()[0];
     assert_eq!((&cpu["backend"], &cpu["kind"]), (&"cpu".into(), &"cpu".into()));
     let supports = cpu["supports"].as_array().unwrap();
-    let kernels = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q4_0", "q4_k", "q5_k", "q6_k"];
+    let kernels = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"];
     let expanded = ["q2_k", "q3_k", "iq4_nl", "iq4_xs", "mxfp4"];
     for dtype in kernels.iter().chain(&expanded) {
         assert!(supports.iter().any(|s| s["op"] == "matmul" && s["dtype"] == *dtype), "{dtype}");

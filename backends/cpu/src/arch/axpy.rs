@@ -175,7 +175,9 @@ impl<'a> Axpy<'a> {
                     for array in 0..layout.parts.group_halves {
                         let at = layout.group_halves(array) + 2 * (first / GROUP);
                         widen::<V>(row.add(at), groups, &mut scales[r][array]);
-                        V::prefetch(later.add(at));
+                        (0..2 * groups)
+                            .step_by(64)
+                            .for_each(|line| V::prefetch(later.wrapping_add(at + line)));
                     }
                 }
             }

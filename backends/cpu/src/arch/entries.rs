@@ -33,28 +33,46 @@ macro_rules! kernels {
                 unsafe { entry::<F>(job) }
             }
 
-            fn gather<F: $crate::arch::format::Format>(self, job: $crate::arch::Gather<'_>) {
+            fn gather<F: $crate::arch::format::Format>(
+                self,
+                job: &$crate::arch::Gather<'_>,
+                columns: std::ops::Range<usize>,
+                to: &mut [u8],
+            ) {
                 /// # Safety
                 /// The rows have format F.
                 $(#[target_feature(enable = $features)])?
-                unsafe fn entry<F: $crate::arch::format::Format>(job: $crate::arch::Gather<'_>) {
+                unsafe fn entry<F: $crate::arch::format::Format>(
+                    job: &$crate::arch::Gather<'_>,
+                    columns: std::ops::Range<usize>,
+                    to: &mut [u8],
+                ) {
                     // SAFETY: the features are enabled here.
-                    unsafe { job.quantized::<$floats, F>() }
+                    unsafe { job.quantized::<$floats, F>(columns, to) }
                 }
                 // SAFETY: self proves the features; the dispatch chose F by the rows.
-                unsafe { entry::<F>(job) }
+                unsafe { entry::<F>(job, columns, to) }
             }
 
-            fn gather_floats<const N: usize>(self, job: $crate::arch::Gather<'_>) {
+            fn gather_floats<const N: usize>(
+                self,
+                job: &$crate::arch::Gather<'_>,
+                columns: std::ops::Range<usize>,
+                to: &mut [u8],
+            ) {
                 /// # Safety
                 /// The rows are plain floats of N bytes.
                 $(#[target_feature(enable = $features)])?
-                unsafe fn entry<const N: usize>(job: $crate::arch::Gather<'_>) {
+                unsafe fn entry<const N: usize>(
+                    job: &$crate::arch::Gather<'_>,
+                    columns: std::ops::Range<usize>,
+                    to: &mut [u8],
+                ) {
                     // SAFETY: the features are enabled here.
-                    unsafe { job.floats::<$floats, N>() }
+                    unsafe { job.floats::<$floats, N>(columns, to) }
                 }
                 // SAFETY: self proves the features; the dispatch chose N by the rows.
-                unsafe { entry::<N>(job) }
+                unsafe { entry::<N>(job, columns, to) }
             }
 
             fn axpy<D: $crate::arch::down::Down>(

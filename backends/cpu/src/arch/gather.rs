@@ -5,52 +5,47 @@
 //! once, [`Lanes::turn`]. It is done for as many columns as stay in a core's first cache, where the kernel reads them
 //! next, so the neurons' bytes cross the memory bus once, as those of a dense weight do, and the sums are the same.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use neuropil_device::DType;
-use neuropil_device::quant::{BundleRow, GROUP, bundle_row_bytes};
+use neuropil_device::quant::{BundleRow, GROUP, SLICE, bundle_row_bytes};
 
 use super::format::Format;
 use super::lanes::Lanes;
-use crate::pack::{GROUP_ROWS, VECTOR, group_bytes};
+use crate::pack::{GROUP_ROWS, VECTOR};
 
 /// Bytes that one fetch brings.
 const LINE: usize = 64;
-/// How far ahead of its use a row is fetched.
-const AHEAD: usize = 512;
+/// Slices from the fetch of a row to its use.
+const AHEAD: usize = 2;
 
-/// 16 rows to turn.
+/// 16 rows to turn, and those that come next.
 pub(crate) struct Gather<'a> {
     dtype: DType,
     /// Elements of a row.
     width: usize,
-    rows: [&'a [u8]; GROUP_ROWS],
-    columns: Range<usize>,
-    /// Rows to fetch meanwhile.
-    next: [&'a [u8]; GROUP_ROWS],
-    to: &'a mut [u8],
+    rows: [*const u8; GROUP_ROWS],
+    next: [*const u8; GROUP_ROWS],
+    lifetime: PhantomData<&'a [u8]>,
 }
 
 impl<'a> Gather<'a> {
-    /// Columns `columns`, whole blocks, of 16 rows of `width` elements, to be written as a packed group. Where these rows
-    /// end, the `next` ones are fetched into the core's cache.
+    /// 16 rows of `width` elements; near their end the `next` rows are fetched into the core's cache.
     ///
     /// # Panics
-    /// When a row or `to` has another length, or there are no such columns.
+    /// When a row has another length.
     pub fn new(
         dtype: DType,
         width: usize,
         rows: [&'a [u8]; GROUP_ROWS],
-        columns: Range<usize>,
         next: [&'a [u8]; GROUP_ROWS],
-        to: &'a mut [u8],
     ) -> Gather<'a> {
-        // The unsafe code below stands on these.
+        // The unsafe code below stands on it.
         let bytes = bundle_row_bytes(dtype, width);
         assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows are {width} elements of {dtype}");
-        assert!(columns.start.is_multiple_of(dtype.block_elements()) && columns.end <= width);
-        assert_eq!(group_bytes(dtype, columns.len()), Some(to.len()), "a group of {columns:?} of {dtype}");
-        Gather { dtype, width, rows, columns, next, to }
+        let [rows, next] = [rows, next].map(|rows| rows.map(<[u8]>::as_ptr));
+        Gather { dtype, width, rows, next, lifetime: PhantomData }
     }
 
     /// Type of the rows.
@@ -58,126 +53,149 @@ impl<'a> Gather<'a> {
         self.dtype
     }
 
-    /// Turns rows of format F.
+    /// Writes columns `columns`, whole blocks, as a packed group of format F.
+    ///
+    /// # Panics
+    /// When there are no such columns or `to` is no group of them.
     ///
     /// # Safety
     /// The features of V are enabled, and F is the format of the rows.
     #[inline(always)]
-    pub(super) unsafe fn quantized<V: Lanes, F: Format>(mut self) {
+    pub(super) unsafe fn quantized<V: Lanes, F: Format>(&self, columns: Range<usize>, to: &mut [u8]) {
         let Some(from) = BundleRow::new(F::DTYPE, self.width) else { return };
-        let (first, groups) = (self.columns.start / GROUP, self.columns.len() / GROUP);
         let f = F::PACKED;
+        let block = f.head + F::STEPS * f.step();
+        let (first, groups) = (columns.start / GROUP, columns.len() / GROUP);
+        assert!(columns.end <= self.width && columns.start.is_multiple_of(F::STEPS * GROUP));
+        assert_eq!(to.len(), groups / F::STEPS * block, "a group of columns {columns:?}");
         // Where the codes of the g-th group of these columns go.
-        let at = |g: usize| g / F::STEPS * (f.head + F::STEPS * f.step()) + f.head + g % F::STEPS * f.step();
+        let at = |g: usize| g / F::STEPS * block + f.head + g % F::STEPS * f.step();
         let code_bytes = from.parts.code_bytes();
-        // SAFETY: `new` saw that each row has all its parts and `to` the places of these groups.
+        let rows = &self.rows;
+        let (later, later_group) = self.later(columns.start);
+        let to = to.as_mut_ptr();
+        // SAFETY: `new` saw that each row has all its parts, and `to` has the places of these groups.
         unsafe {
-            for g in 0..groups {
-                let codes = (first + g) * code_bytes;
-                if codes.is_multiple_of(LINE) {
-                    self.fetch::<V>(0..from.plane(0), codes, AHEAD);
+            let at_once = LINE / code_bytes;
+            let mut done = 0;
+            while done + at_once <= groups {
+                // Pieces of 16 bytes: groups of narrow codes, halves of groups of bytes.
+                let mut places = [to; 4];
+                for (piece, place) in places.iter_mut().enumerate() {
+                    let (group, half) = if code_bytes == GROUP { (piece / 2, piece % 2) } else { (piece, 0) };
+                    *place = to.add(at(done + group) + 4 * VECTOR * half);
                 }
+                let (from, ahead) = ((first + done) * code_bytes, (later_group + done) * code_bytes);
+                V::turn_line(rows, from, later, ahead, places);
+                done += at_once;
+            }
+            for g in done..groups {
                 for part in (0..code_bytes).step_by(16) {
-                    let to = self.to.as_mut_ptr().add(at(g) + 4 * VECTOR * (part / 16));
-                    V::turn(&self.rows.map(<[u8]>::as_ptr), codes + part, to);
-                    if f.bits == 8 {
-                        // Kernels take unsigned codes.
-                        let codes = to.cast::<[u8; 4 * VECTOR]>();
-                        codes.write_unaligned(codes.read_unaligned().map(|code| code ^ 0x80));
-                    }
+                    V::turn(rows, (first + g) * code_bytes + part, to.add(at(g) + 4 * VECTOR * (part / 16)));
+                }
+            }
+            if f.bits == 8 {
+                // Kernels take unsigned codes.
+                for g in 0..groups {
+                    let codes = to.add(at(g)).cast::<[u8; 8 * VECTOR]>();
+                    (*codes).iter_mut().for_each(|code| *code ^= 0x80);
                 }
             }
             for plane in 0..from.parts.planes() {
-                let to = |g| at(g) + (4 + plane) * VECTOR;
-                let part = from.plane(plane)..from.plane(plane + 1);
-                self.spread::<V, 4>(part.clone(), part.start + 4 * first, groups, to);
+                let place = |g| to.add(at(g) + (4 + plane) * VECTOR);
+                self.spread::<V, 4>(from.plane(plane), first, groups, (later, later_group), place);
             }
             for array in 0..from.parts.group_halves {
-                let to = |g| at(g) + f.codes() + array * 2 * GROUP_ROWS;
-                let part = from.group_halves(array)..from.group_halves(array + 1);
-                self.spread::<V, 2>(part.clone(), part.start + 2 * first, groups, to);
+                let place = |g| to.add(at(g) + f.codes() + array * 2 * GROUP_ROWS);
+                self.spread::<V, 2>(from.group_halves(array), first, groups, (later, later_group), place);
             }
             for array in 0..from.parts.group_bytes {
-                let to = |g| at(g) + f.codes() + array * GROUP_ROWS;
-                let part = from.group_bytes(array)..from.group_bytes(array + 1);
-                self.spread::<V, 1>(part.clone(), part.start + first, groups, to);
+                let place = |g| to.add(at(g) + f.codes() + array * GROUP_ROWS);
+                self.spread::<V, 1>(from.group_bytes(array), first, groups, (later, later_group), place);
             }
             for array in 0..from.parts.block_halves {
-                let to = |b| at(b * F::STEPS) - f.head + array * 2 * GROUP_ROWS;
-                let part = from.block_halves(array)..from.block_halves(array + 1);
-                let first = part.start + 2 * (first / F::STEPS);
-                self.spread::<V, 2>(part, first, groups / F::STEPS, to);
+                let place = |b| to.add(b * block + array * 2 * GROUP_ROWS);
+                let later = (later, later_group / F::STEPS);
+                let (first, blocks) = (first / F::STEPS, groups / F::STEPS);
+                self.spread::<V, 2>(from.block_halves(array), first, blocks, later, place);
             }
         }
     }
 
-    /// Turns rows of plain floats of N bytes.
+    /// Writes columns `columns` of plain floats of N bytes as a packed group.
+    ///
+    /// # Panics
+    /// As [`Gather::quantized`].
     ///
     /// # Safety
     /// The features of V are enabled, and N is the size of an element.
     #[inline(always)]
-    pub(super) unsafe fn floats<V: Lanes, const N: usize>(mut self) {
-        let (first, count) = (self.columns.start * N, self.columns.len());
-        // SAFETY: `new` saw that the rows have these columns and `to` 16 values for each.
-        unsafe {
-            self.spread::<V, N>(0..self.width * N, first, count, |column| column * GROUP_ROWS * N);
-        }
+    pub(super) unsafe fn floats<V: Lanes, const N: usize>(&self, columns: Range<usize>, to: &mut [u8]) {
+        assert!(columns.end <= self.width);
+        assert_eq!(to.len(), columns.len() * GROUP_ROWS * N, "a group of columns {columns:?}");
+        let to = to.as_mut_ptr();
+        let (later, later_group) = self.later(columns.start);
+        let place = |column| {
+            // SAFETY: `to` has 16 values for each column.
+            unsafe { to.add(column * GROUP_ROWS * N) }
+        };
+        // SAFETY: `new` saw that the rows have these columns.
+        unsafe { self.spread::<V, N>(0, columns.start, columns.len(), (later, later_group * GROUP), place) }
     }
 
-    /// Fetches what comes `ahead` bytes after byte `at` of a part of each row, `part` being where it begins and ends;
-    /// after its end comes that of the next rows. The 16 rows make as many streams, and memory serves them side by side
-    /// faster than one after the other.
-    ///
-    /// # Safety
-    /// The features of V are enabled.
+    /// The rows to fetch while the slice that begins at column `start` is turned, and the group of 32 columns from which
+    /// on: those that are turned [`AHEAD`] slices later.
     #[inline(always)]
-    unsafe fn fetch<V: Lanes>(&self, part: Range<usize>, at: usize, ahead: usize) {
-        let wanted = at + ahead;
-        let (rows, wanted) =
-            if wanted < part.end { (&self.rows, wanted) } else { (&self.next, wanted - part.len()) };
-        // SAFETY: the features of V are enabled.
-        rows.iter().for_each(|row| unsafe { V::prefetch(row.as_ptr().wrapping_add(wanted)) });
+    fn later(&self, start: usize) -> (&[*const u8; GROUP_ROWS], usize) {
+        let slices = self.width.div_ceil(SLICE);
+        let later = start / SLICE + AHEAD;
+        let (rows, slice) =
+            if later < slices { (&self.rows, later) } else { (&self.next, (later - slices).min(slices - 1)) };
+        (rows, slice * SLICE / GROUP)
     }
 
-    /// Writes value `i` of each row, N bytes (1, 2 or 4), to 16 places from `to(i)` on, and fetches values of the same
-    /// `part` of the rows.
+    /// Writes values `first..first + count` of an array of values of N bytes (1, 2 or 4), which begins at byte `start` of
+    /// each row, to 16 places each, from `place(0)`, `place(1)`, ... on. Fetches as many values of the `later` rows, from
+    /// that value on.
     ///
     /// # Safety
-    /// The features of V are enabled; each row has `count` values from `first` on, and `self.to` has the places.
+    /// The features of V are enabled; each row has the values, and the places are there.
     #[inline(always)]
     unsafe fn spread<V: Lanes, const N: usize>(
-        &mut self,
-        part: Range<usize>,
+        &self,
+        start: usize,
         first: usize,
         count: usize,
-        to: impl Fn(usize) -> usize,
+        (later, later_value): (&[*const u8; GROUP_ROWS], usize),
+        place: impl Fn(usize) -> *mut u8,
     ) {
-        for line in (first..first + N * count).step_by(LINE) {
-            // SAFETY: the features of V are enabled.
-            unsafe { self.fetch::<V>(part.clone(), line, AHEAD.min(N * count)) };
-        }
-        let rows = self.rows.map(<[u8]>::as_ptr);
-        let out = self.to.as_mut_ptr();
+        let rows = &self.rows;
         let at_once = 16 / N;
         let mut done = 0;
         // SAFETY: as for this function; a turn reads 16 bytes of values that are there.
         unsafe {
             while done + at_once <= count {
+                if (N * done).is_multiple_of(LINE) {
+                    let ahead = start + N * (later_value + done);
+                    later.iter().for_each(|row| V::prefetch(row.wrapping_add(ahead)));
+                }
                 let mut words = [[0u32; GROUP_ROWS]; 4];
-                V::turn(&rows, first + N * done, words.as_mut_ptr().cast());
+                V::turn(rows, start + N * (first + done), words.as_mut_ptr().cast());
                 for (word, words) in words.iter().enumerate() {
                     for part in 0..4 / N {
-                        let out = out.add(to(done + word * (4 / N) + part));
+                        let place = place(done + word * (4 / N) + part);
                         let shift = (8 * N * part) as u32;
                         match N {
-                            4 => out.cast::<[u32; GROUP_ROWS]>().write_unaligned(*words),
+                            4 => place.cast::<[u32; GROUP_ROWS]>().write_unaligned(*words),
                             2 => {
-                                let halves = words.map(|word| (word >> shift) as u16);
-                                out.cast::<[u16; GROUP_ROWS]>().write_unaligned(halves);
+                                let mut halves = [0u16; GROUP_ROWS];
+                                (0..GROUP_ROWS).for_each(|r| halves[r] = (words[r] >> shift) as u16);
+                                place.cast::<[u16; GROUP_ROWS]>().write_unaligned(halves);
                             }
                             _ => {
-                                let bytes = words.map(|word| (word >> shift) as u8);
-                                out.cast::<[u8; GROUP_ROWS]>().write_unaligned(bytes);
+                                let mut bytes = [0u8; GROUP_ROWS];
+                                (0..GROUP_ROWS).for_each(|r| bytes[r] = (words[r] >> shift) as u8);
+                                place.cast::<[u8; GROUP_ROWS]>().write_unaligned(bytes);
                             }
                         }
                     }
@@ -186,7 +204,7 @@ impl<'a> Gather<'a> {
             }
             for i in done..count {
                 for (r, row) in rows.iter().enumerate() {
-                    row.add(first + N * i).copy_to_nonoverlapping(out.add(to(i) + N * r), N);
+                    row.add(start + N * (first + i)).copy_to_nonoverlapping(place(i).add(N * r), N);
                 }
             }
         }

@@ -31,6 +31,22 @@ pub(super) trait Lanes {
     /// Reads 16 bytes of each of 16 rows from byte `at` on and writes their 4-byte words by place: word j of row r goes
     /// to byte `64 j + 4 r`.
     unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8);
+    /// Turns 64 bytes of each row, in pieces of 16 that go to places of their own, and fetches a line of each of the
+    /// `later` rows, from byte `ahead` on.
+    #[inline(always)]
+    unsafe fn turn_line(
+        rows: &[*const u8; 16],
+        at: usize,
+        later: &[*const u8; 16],
+        ahead: usize,
+        to: [*mut u8; 4],
+    ) {
+        // SAFETY: each row is good for 64 bytes from `at` on, and each place for 256.
+        unsafe {
+            later.iter().for_each(|row| Self::prefetch(row.wrapping_add(ahead)));
+            (0..4).for_each(|piece| Self::turn(rows, at + 16 * piece, to[piece]));
+        }
+    }
     /// The same pointer, which the compiler then keeps in a register of its own. With a base and an index instead,
     /// some machines split an operation that reads memory in two.
     #[inline(always)]

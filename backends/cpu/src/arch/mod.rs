@@ -27,6 +27,8 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use std::ops::Range;
+
 use crate::kernels::{Groups, Input, RECORD};
 use crate::mem::ColumnRange;
 use neuropil_device::DType;
@@ -133,9 +135,12 @@ impl Isa {
         with_kernels!(self, kernels => matmul(kernels, job))
     }
 
-    /// Turns rows of neurons into a packed group.
-    pub(crate) fn gather(self, job: Gather<'_>) {
-        with_kernels!(self, kernels => gather(kernels, job))
+    /// Turns some columns of rows of neurons into a packed group.
+    ///
+    /// # Panics
+    /// When there are no such columns, they are not whole blocks, or `to` is no group of them.
+    pub(crate) fn gather(self, job: &Gather<'_>, columns: Range<usize>, to: &mut [u8]) {
+        with_kernels!(self, kernels => gather(kernels, job, columns, to))
     }
 
     /// Adds up some columns of down rows, of one of [`DOWN_TYPES`].
@@ -195,9 +200,9 @@ trait Kernels: Copy {
     /// A job with a weight of float type `F`.
     fn floats<F: format::FloatFormat>(self, job: &mut Job<'_, '_>);
     /// Turns rows of format F into a packed group.
-    fn gather<F: format::Format>(self, job: Gather<'_>);
+    fn gather<F: format::Format>(self, job: &Gather<'_>, columns: Range<usize>, to: &mut [u8]);
     /// Turns rows of plain floats of N bytes.
-    fn gather_floats<const N: usize>(self, job: Gather<'_>);
+    fn gather_floats<const N: usize>(self, job: &Gather<'_>, columns: Range<usize>, to: &mut [u8]);
     /// Adds up some columns of down rows of type D.
     fn axpy<D: down::Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>);
     /// Quantises activations into the records of a tile, which has room for `x.height` × `x.blocks`.
@@ -225,18 +230,18 @@ fn matmul<K: Kernels>(kernels: K, job: &mut Job<'_, '_>) {
     }
 }
 
-fn gather<K: Kernels>(kernels: K, job: Gather<'_>) {
+fn gather<K: Kernels>(kernels: K, job: &Gather<'_>, columns: Range<usize>, to: &mut [u8]) {
     match job.dtype() {
-        DType::F32 => kernels.gather_floats::<4>(job),
-        DType::F16 | DType::BF16 => kernels.gather_floats::<2>(job),
-        DType::Q4_0 => kernels.gather::<format::Q4_0>(job),
-        DType::Q4_1 => kernels.gather::<format::Q4_1>(job),
-        DType::Q5_0 => kernels.gather::<format::Q5_0>(job),
-        DType::Q5_1 => kernels.gather::<format::Q5_1>(job),
-        DType::Q8_0 => kernels.gather::<format::Q8_0>(job),
-        DType::Q4_K => kernels.gather::<format::Q4K>(job),
-        DType::Q5_K => kernels.gather::<format::Q5K>(job),
-        DType::Q6_K => kernels.gather::<format::Q6K>(job),
+        DType::F32 => kernels.gather_floats::<4>(job, columns, to),
+        DType::F16 | DType::BF16 => kernels.gather_floats::<2>(job, columns, to),
+        DType::Q4_0 => kernels.gather::<format::Q4_0>(job, columns, to),
+        DType::Q4_1 => kernels.gather::<format::Q4_1>(job, columns, to),
+        DType::Q5_0 => kernels.gather::<format::Q5_0>(job, columns, to),
+        DType::Q5_1 => kernels.gather::<format::Q5_1>(job, columns, to),
+        DType::Q8_0 => kernels.gather::<format::Q8_0>(job, columns, to),
+        DType::Q4_K => kernels.gather::<format::Q4K>(job, columns, to),
+        DType::Q5_K => kernels.gather::<format::Q5K>(job, columns, to),
+        DType::Q6_K => kernels.gather::<format::Q6K>(job, columns, to),
         DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
             unreachable!("rows of {} are not turned", job.dtype())
         }

@@ -48,6 +48,8 @@ impl<F: Format> Sums for Quantized<F> {
     ) -> [[V::F; T]; N] {
         // The refinements' records lie behind those of all columns.
         let fine = pitch / ACT_BLOCK * T * RECORD;
+        // A single slice lies in the cache; what lies behind it is not a weight.
+        let from_memory = cols > SLICE;
         // SAFETY: the loops go once through the blocks of the groups and the records of the tile.
         unsafe {
             let (mut at, mut a) = (0, input);
@@ -65,7 +67,14 @@ impl<F: Format> Sums for Quantized<F> {
                     at += F::PACKED.head;
                     for _ in 0..F::STEPS {
                         for v in 0..N {
-                            step::<V, F, T>(w[v].group.add(at), a, w[v].r, heads[v], &mut acc[v]);
+                            step::<V, F, T>(
+                                w[v].group.add(at),
+                                a,
+                                w[v].r,
+                                heads[v],
+                                from_memory,
+                                &mut acc[v],
+                            );
                         }
                         if a.add(T * field::FINE).cast::<u32>().read_unaligned() != 0 {
                             cold_path();
@@ -159,11 +168,12 @@ unsafe fn step<V: Lanes, F: Format, const T: usize>(
     a: *const u8,
     r: usize,
     head: [V::F; 2],
+    from_memory: bool,
     acc: &mut [V::F; T],
 ) {
     // SAFETY: as for this function.
     unsafe {
-        if T <= 4 && r == 0 {
+        if T <= 4 && r == 0 && from_memory {
             for line in 0..F::PACKED.step().div_ceil(VECTOR) {
                 V::prefetch(w.wrapping_add(AHEAD + line * VECTOR));
             }

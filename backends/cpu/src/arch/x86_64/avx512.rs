@@ -23,6 +23,41 @@ kernels!(Avx512Vnni, Avx512, floats: Avx512, 4, "avx512f,avx512bw,avx512vl,avx51
 
 struct Avx512;
 
+/// Lane i of the result is 16 bytes of row `n + 4 i` from `at` on.
+///
+/// # Safety
+/// The rows are good for them.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn fourth(rows: &[*const u8; 16], n: usize, at: usize) -> __m512i {
+    // SAFETY: as for this function.
+    unsafe {
+        let row = |r: usize| rows[r].add(at).cast::<__m128i>();
+        let v = _mm512_castsi128_si512(_mm_loadu_si128(row(n)));
+        let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(row(n + 4)));
+        let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(row(n + 8)));
+        _mm512_inserti32x4::<3>(v, _mm_loadu_si128(row(n + 12)))
+    }
+}
+
+/// Writes the words of what [`fourth`] reads by place: word j of row r goes to byte `64 j + 4 r`.
+///
+/// # Safety
+/// `to` is good for 256 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn turned(v: [__m512i; 4], to: *mut u8) {
+    // SAFETY: as for this function.
+    unsafe {
+        let (low, high) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+        let (low2, high2) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+        _mm512_storeu_si512(to.cast(), _mm512_unpacklo_epi64(low, low2));
+        _mm512_storeu_si512(to.add(64).cast(), _mm512_unpackhi_epi64(low, low2));
+        _mm512_storeu_si512(to.add(128).cast(), _mm512_unpacklo_epi64(high, high2));
+        _mm512_storeu_si512(to.add(192).cast(), _mm512_unpackhi_epi64(high, high2));
+    }
+}
+
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 // SAFETY of every pointer below: `Lanes` asks its caller for the bytes that the operation reads or writes, and all
@@ -50,21 +85,34 @@ impl Lanes for Avx512 {
     unsafe fn turn(rows: &[*const u8; 16], at: usize, to: *mut u8) {
         // SAFETY: each row is good for 16 bytes from `at` on, and `to` for 256.
         unsafe {
-            let row = |r: usize| _mm_loadu_si128(rows[r].add(at).cast());
-            // A lane of the n-th vector holds one row of each four.
-            let fourth = |n: usize| {
-                let v = _mm512_castsi128_si512(row(n));
-                let v = _mm512_inserti32x4::<1>(v, row(n + 4));
-                let v = _mm512_inserti32x4::<2>(v, row(n + 8));
-                _mm512_inserti32x4::<3>(v, row(n + 12))
-            };
-            let v = [fourth(0), fourth(1), fourth(2), fourth(3)];
-            let (low, high) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-            let (low2, high2) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-            _mm512_storeu_si512(to.cast(), _mm512_unpacklo_epi64(low, low2));
-            _mm512_storeu_si512(to.add(64).cast(), _mm512_unpackhi_epi64(low, low2));
-            _mm512_storeu_si512(to.add(128).cast(), _mm512_unpacklo_epi64(high, high2));
-            _mm512_storeu_si512(to.add(192).cast(), _mm512_unpackhi_epi64(high, high2));
+            let rows = [fourth(rows, 0, at), fourth(rows, 1, at), fourth(rows, 2, at), fourth(rows, 3, at)];
+            turned(rows, to);
+        }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn turn_line(
+        rows: &[*const u8; 16],
+        at: usize,
+        later: &[*const u8; 16],
+        ahead: usize,
+        to: [*mut u8; 4],
+    ) {
+        // SAFETY: each row is good for 64 bytes from `at` on, and each place for 256.
+        unsafe {
+            // All loads first: the addresses of 16 rows do not fit the registers, and are read once so.
+            let mut line = [[_mm512_setzero_si512(); 4]; 4];
+            for n in 0..4 {
+                for row in [n, n + 4, n + 8, n + 12] {
+                    _mm_prefetch::<_MM_HINT_T0>(later[row].wrapping_add(ahead).cast());
+                }
+                for piece in 0..4 {
+                    line[piece][n] = fourth(rows, n, at + 16 * piece);
+                }
+            }
+            for piece in 0..4 {
+                turned(line[piece], to[piece]);
+            }
         }
     }
     #[inline]
