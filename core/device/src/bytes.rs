@@ -1,8 +1,8 @@
 //! Large pieces of aligned memory, on huge pages where the system has them.
 //!
 //! A neuron is read from a random place of gigabytes. With pages of 4 KiB each read first waits for the page table,
-//! which on a virtual machine takes longer than the read; with huge pages it does not. So everything that holds
-//! weights is made of these bytes.
+//! which on a virtual machine is walked twice; with huge pages it does not. So everything that holds weights is made
+//! of these bytes.
 
 #![allow(unsafe_code)]
 
