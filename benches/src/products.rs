@@ -1,6 +1,6 @@
 //! Matrix products on the kernels, with weights and activations that are the same in every run.
 
-use neuropil_cpu::kernels::{Activations, Input, matmul_groups};
+use neuropil_cpu::kernels::{Activations, Input, Panels, matmul_groups};
 use neuropil_cpu::pack::{Packed, pack};
 use neuropil_cpu::{Columns, Isa, Pool};
 use neuropil_device::DType;
@@ -75,31 +75,36 @@ pub struct Product<'a> {
     weight: &'a Packed,
     tokens: usize,
     input: Quantise,
+    panels: Panels,
     y: Vec<f32>,
 }
 
 impl<'a> Product<'a> {
-    /// Of a weight with so many tokens, whose activations are quantised already where the weight is.
+    /// Of a weight with so many tokens, whose activations are quantised already where the weight asks for it. A weight
+    /// that is widened can be multiplied by as many threads as the machine has.
     ///
     /// # Panics
     /// When there is no memory.
     pub fn new(isa: Isa, weight: &'a Packed, tokens: usize, outliers: bool) -> Product<'a> {
         let mut input = Quantise::new(isa, tokens, weight.cols(), outliers);
         input.acts.quantize(isa, &input.x);
-        Product { weight, tokens, input, y: vec![0.0; tokens * weight.rows()] }
+        let mut panels = Panels::new();
+        if weight.dtype().is_expanded() {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            panels.reserve(threads, weight.cols()).expect("memory for a bench");
+        }
+        Product { weight, tokens, input, panels, y: vec![0.0; tokens * weight.rows()] }
     }
 
     /// On all threads of the pool, cut as the CPU backend cuts a large product.
     pub fn run(&mut self, pool: &Pool) {
-        let Product { weight, tokens, input, y } = self;
+        let Product { weight, tokens, input, panels, y } = self;
         let groups = pool.chunk_len(weight.groups(), 4).next_multiple_of(4);
         let columns = Columns::new(y, *tokens, weight.rows(), weight.rows());
-        let input_of = || {
-            if weight.dtype().quantizes_activations() {
-                Input::Quantized(&input.acts)
-            } else {
-                Input::Floats(&input.x)
-            }
+        let input_of = || match weight.dtype() {
+            dtype if dtype.quantizes_activations() => Input::Quantized(&input.acts),
+            dtype if dtype.is_expanded() => Input::Expanded(&input.x, panels),
+            _ => Input::Floats(&input.x),
         };
         pool.run(weight.groups().div_ceil(groups), &|_| {
             if let Some(range) = columns.claim(groups) {
