@@ -93,7 +93,7 @@ fn main() {
             let mut state = 1u32;
             let mut chosen = |n: &u32| {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                *n < NEURONS as u32 && (state >> 8) as usize % SHARE == 0
+                *n < NEURONS as u32 && ((state >> 8) as usize).is_multiple_of(SHARE)
             };
             (0..NEURONS as u32).filter(&mut chosen).collect()
         };

@@ -5,6 +5,8 @@
 //! of the sums, and make several streams. A neuron that is left out would have added 0, so which neurons a job names
 //! changes no bit as long as their hidden values are 0; nor does how columns are shared out among threads.
 
+#![allow(clippy::needless_range_loop)] // sums over tokens and neurons index several arrays alike
+
 use neuropil_device::quant::{BundleRow, GROUP, SLICE, bundle_row_bytes};
 use neuropil_device::{DType, PinnedSlots};
 
@@ -39,7 +41,6 @@ impl<'a> Axpy<'a> {
     ///
     /// # Panics
     /// When the rows do not lie in the slots, or a neuron has no slot or position, or `hidden` has another length.
-    #[expect(clippy::too_many_arguments, reason = "a product is its operands")]
     pub fn new(
         (dtype, width, at): (DType, usize, usize),
         slots: &'a PinnedSlots,

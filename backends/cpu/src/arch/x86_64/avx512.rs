@@ -89,6 +89,7 @@ impl Lanes for Avx512 {
             turned(rows, to);
         }
     }
+    #[expect(clippy::needless_range_loop, reason = "lines are written by row and read by piece")]
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn turn_line(
