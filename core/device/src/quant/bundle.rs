@@ -178,11 +178,10 @@ trait Scales: QuantBlock {
     fn bytes(&self, _g: usize) -> [u8; 2] {
         [0; 2]
     }
-    /// The low four bits of the codes of group `g`.
+    /// The codes of group `g`, of a type of 4 bits.
     #[inline]
     fn nibbles(&self, g: usize) -> [u8; 16] {
-        let codes = self.codes(g);
-        std::array::from_fn(|i| (codes[i] & 15) | (codes[i + 16] << 4))
+        low_bits(&self.codes(g))
     }
 }
 
@@ -210,19 +209,11 @@ impl Scales for BlockQ5_0 {
     fn halves(&self) -> [Half; 2] {
         [self.d, self.d]
     }
-    #[inline]
-    fn nibbles(&self, _: usize) -> [u8; 16] {
-        self.qs
-    }
 }
 
 impl Scales for BlockQ5_1 {
     fn halves(&self) -> [Half; 2] {
         [self.d, self.m]
-    }
-    #[inline]
-    fn nibbles(&self, _: usize) -> [u8; 16] {
-        self.qs
     }
 }
 
@@ -271,12 +262,15 @@ fn sort<B: Scales>(to: &BundleRow, row: &[u8], out: &mut [u8]) {
             if parts.bits == 8 {
                 let codes = block.codes(i).map(|code| code ^ 0x80);
                 out[GROUP * g..][..GROUP].copy_from_slice(&codes);
-            } else {
+            } else if parts.bits == 4 {
                 out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&block.nibbles(i));
-            }
-            for plane in 0..parts.planes() {
-                let bits = gather_bits(&block.codes(i), 4 + plane as u32);
-                out[to.plane(plane) + 4 * g..][..4].copy_from_slice(&bits);
+            } else {
+                let codes = block.codes(i);
+                out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&low_bits(&codes));
+                for plane in 0..parts.planes() {
+                    let bits = gather_bits(&codes, 4 + plane as u32);
+                    out[to.plane(plane) + 4 * g..][..4].copy_from_slice(&bits);
+                }
             }
             for array in 0..parts.group_halves {
                 out[to.group_halves(array) + 2 * g..][..2].copy_from_slice(&block.halves()[array].0);
@@ -286,6 +280,16 @@ fn sort<B: Scales>(to: &BundleRow, row: &[u8], out: &mut [u8]) {
             }
         }
     }
+}
+
+/// The low four bits of each code, by pairs.
+#[inline]
+fn low_bits(codes: &[u8; GROUP]) -> [u8; GROUP / 2] {
+    let mut nibbles = [0; GROUP / 2];
+    for (i, nibble) in nibbles.iter_mut().enumerate() {
+        *nibble = (codes[i] & 15) | (codes[i + 16] << 4);
+    }
+    nibbles
 }
 
 /// Bit `bit` of each code: that of code 4j + i is bit j of byte i.
