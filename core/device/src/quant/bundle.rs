@@ -295,13 +295,11 @@ fn low_bits(codes: &[u8; GROUP]) -> [u8; GROUP / 2] {
 /// Bit `bit` of each code: that of code 4j + i is bit j of byte i.
 #[inline]
 fn gather_bits(codes: &[u8; GROUP], bit: u32) -> [u8; 4] {
-    let mut bits = [0; 4];
+    let mut bits = 0u32;
     for (j, step) in codes.as_chunks::<4>().0.iter().enumerate() {
-        for i in 0..4 {
-            bits[i] |= ((step[i] >> bit) & 1) << j;
-        }
+        bits |= ((u32::from_le_bytes(*step) >> bit) & 0x0101_0101) << j;
     }
-    bits
+    bits.to_le_bytes()
 }
 
 /// Group `g` of a row of a bundle.
