@@ -47,7 +47,7 @@ impl CpuDevice {
             self.reserve_panels(&mut scratch.panels, expanded_cols)?;
             if stage == Stage::Gate {
                 let y = Columns::new(hidden, tokens, neurons, neurons);
-                let input = input_for(gate, x, &scratch.input, &scratch.panels);
+                let input = input_for(gate.dtype(), x, &scratch.input, &scratch.panels);
                 self.one(Work { weight: gate, input, y, accumulate: false }, tokens);
                 return Ok(());
             }
@@ -61,7 +61,7 @@ impl CpuDevice {
             if down.dtype().quantizes_activations() {
                 self.quantize(activations, hidden, tokens, neurons)?;
             }
-            let input = input_for(down, hidden, activations, panels);
+            let input = input_for(down.dtype(), hidden, activations, panels);
             self.one(
                 Work { weight: down, input, y: Columns::new(y, tokens, width, width), accumulate },
                 tokens,
@@ -100,14 +100,20 @@ impl CpuDevice {
             let rows = up_part.rows();
             match gates {
                 Gates::Compute(gate) => {
-                    matmul_groups(isa, gate, input_for(gate, x, input, panels), gate_part.reborrow(), false);
+                    matmul_groups(
+                        isa,
+                        gate,
+                        input_for(gate.dtype(), x, input, panels),
+                        gate_part.reborrow(),
+                        false,
+                    );
                 }
                 Gates::Given(hidden) => (0..tokens).for_each(|t| {
                     let given = &hidden[t * neurons..][rows.clone()];
                     gate_part.token_mut(t).copy_from_slice(given);
                 }),
             }
-            matmul_groups(isa, up, input_for(up, x, input, panels), up_part.reborrow(), false);
+            matmul_groups(isa, up, input_for(up.dtype(), x, input, panels), up_part.reborrow(), false);
             (0..tokens).for_each(|t| activate(gate_part.token_mut(t), up_part.token_mut(t)));
         });
         Ok(())

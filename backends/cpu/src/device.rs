@@ -171,7 +171,7 @@ impl CpuDevice {
             for (product, place) in products.zip(&mut work) {
                 let weight = self.matrix(&product.weight)?;
                 let y = Columns::new(product.y.slice_mut(), tokens, weight.rows(), weight.rows());
-                let input = input_for(weight, x, &scratch.input, &scratch.panels);
+                let input = input_for(weight.dtype(), x, &scratch.input, &scratch.panels);
                 *place = Some(Work { weight, input, y, accumulate: product.accumulate });
             }
             self.crew.multiply(&work, tokens);
@@ -187,15 +187,17 @@ pub(crate) fn cols_to_expand(weight: &Packed) -> usize {
 
 /// What a weight of that type multiplies.
 pub(crate) fn input_for<'a>(
-    weight: &Packed,
+    dtype: DType,
     x: &'a [f32],
     quantized: &'a Activations,
     panels: &'a Panels,
 ) -> Input<'a> {
-    match weight.dtype() {
-        dtype if dtype.quantizes_activations() => Input::Quantized(quantized),
-        dtype if dtype.is_expanded() => Input::Expanded(x, panels),
-        _ => Input::Floats(x),
+    if dtype.quantizes_activations() {
+        Input::Quantized(quantized)
+    } else if dtype.is_expanded() {
+        Input::Expanded(x, panels)
+    } else {
+        Input::Floats(x)
     }
 }
 

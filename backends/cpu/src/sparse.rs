@@ -11,8 +11,8 @@ use neuropil_device::{
 };
 
 use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job};
-use crate::device::{CpuDevice, Scratch, check_len, room};
-use crate::kernels::{Activations, Groups, Input};
+use crate::device::{CpuDevice, Scratch, check_len, input_for, room};
+use crate::kernels::{Groups, Input};
 use crate::mem::{ColumnRange, Columns};
 use crate::pack::{GROUP_ROWS, group_bytes};
 
@@ -88,8 +88,8 @@ impl CpuDevice {
             if layout.dtype.quantizes_activations() {
                 self.quantize(&mut scratch.input, x, tokens, width)?;
             }
-            let Scratch { input, gate, up, hidden_active: hidden, active, .. } = scratch;
-            let input = input_of(layout.dtype, x, input);
+            let Scratch { input, panels, gate, up, hidden_active: hidden, active, .. } = scratch;
+            let input = input_for(layout.dtype, x, input, panels);
             let gate: &[f32] = match job.stage {
                 Stage::Gate => {
                     self.rows(&gate_rows, input, tokens, &mut given[..values]);
@@ -212,11 +212,6 @@ pub(crate) fn gate_type(dtype: DType) -> String {
 pub(crate) fn down_types(dtype: DType) -> String {
     let known = DOWN_TYPES.map(DType::name).join(" ");
     format!("down rows of type {dtype} in a bundle: it adds up rows of {known}")
-}
-
-/// What rows of that type multiply.
-fn input_of<'a>(dtype: DType, x: &'a [f32], quantized: &'a Activations) -> Input<'a> {
-    if dtype.quantizes_activations() { Input::Quantized(quantized) } else { Input::Floats(x) }
 }
 
 /// Fills a list with those below `count` that are wanted.

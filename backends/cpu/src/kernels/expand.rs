@@ -13,10 +13,10 @@ use neuropil_device::quant::{BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, Block
 use neuropil_device::{AlignedBytes, DType, OutOfMemory};
 
 use super::Input;
-use super::groups::{Groups, panel_bytes};
+use super::groups::Groups;
 use crate::arch::{HostOp, Isa, Job};
 use crate::mem::ColumnRange;
-use crate::pack::{GROUP_ROWS, Packed};
+use crate::pack::{GROUP_ROWS, Packed, group_bytes};
 
 /// Columns that a weight may have if it is to be expanded: its panels take 16 MiB then.
 pub(crate) const MOST_COLS: usize = 1 << 18;
@@ -41,7 +41,7 @@ impl Panels {
         if cols == 0 {
             return Ok(());
         }
-        let len = panel_bytes(cols).ok_or(OutOfMemory(usize::MAX))?;
+        let len = group_bytes(DType::F32, cols).ok_or(OutOfMemory(usize::MAX))?;
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|panel| panel.as_ref().len() >= len);
         let more = threads.saturating_sub(idle.len());
@@ -83,7 +83,7 @@ pub(super) fn matmul(
         return isa.matmul(&mut Job { w, input: Input::Floats(x), pitch: 0, out, accumulate });
     }
     panels.with(|panel| {
-        let panel = &mut panel.as_mut()[..panel_bytes(w.cols()).unwrap_or(0)];
+        let panel = &mut panel.as_mut()[..group_bytes(DType::F32, w.cols()).unwrap_or(0)];
         for group in out.groups() {
             let rows = &w.bytes()[group * w.group_bytes()..][..w.group_bytes()];
             isa.host(HostOp::Expand { dtype: w.dtype(), rows, panel: bytemuck::cast_slice_mut(panel) });

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use neuropil_device::DType;
 
-use crate::pack::{GROUP_ROWS, Packed, group_bytes};
+use crate::pack::{Packed, group_bytes};
 
 /// The groups of a weight, or a panel: one group, maybe of some columns only.
 #[derive(Clone, Copy)]
@@ -54,9 +54,4 @@ impl<'a> Groups<'a> {
     pub fn bytes(self) -> &'a [u8] {
         self.bytes
     }
-}
-
-/// Bytes of a group of `cols` columns of F32; `None` when that overflows.
-pub(crate) fn panel_bytes(cols: usize) -> Option<usize> {
-    cols.checked_mul(GROUP_ROWS * size_of::<f32>())
 }
