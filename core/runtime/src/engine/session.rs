@@ -192,11 +192,15 @@ impl Session {
         }
         let mut rows = Vec::new();
         let mut outputs = Vec::new();
+        let mut predict = Vec::new();
         let mut done = 0;
         for chunk in tokens.chunks(PREFILL_CHUNK) {
             let first = self.tokens.len();
             rows.clear();
             rows.extend((0..chunk.len()).map(|i| AttentionRow { sequence: 0, position: first + i }));
+            // A prompt is computed with all neurons.
+            predict.clear();
+            predict.resize(chunk.len(), false);
             let last = done + chunk.len() == tokens.len();
             let from = match &scored {
                 Some((from, _)) => from.saturating_sub(done).min(chunk.len()),
@@ -215,7 +219,13 @@ impl Session {
                 cancel: &self.cancel,
                 scored: scored.as_mut().map(|(from, on_logits)| (*from, done, &mut **on_logits)),
             };
-            let step = Step { tokens: chunk, rows: &rows, sequences: &mut sequence, outputs: &outputs };
+            let step = Step {
+                tokens: chunk,
+                rows: &rows,
+                sequences: &mut sequence,
+                outputs: &outputs,
+                predict: &predict,
+            };
             self.engine.run(step, &mut self.times)?;
             self.cache.commit(first + chunk.len());
             self.tokens.extend_from_slice(chunk);
@@ -326,6 +336,7 @@ impl Engine {
             rows: &lists.rows,
             sequences: &mut Batch { sessions, inputs },
             outputs: &lists.outputs,
+            predict: &lists.predict,
         };
         let result = self.run(step, &mut times);
         let first = &mut sessions[*first];
@@ -347,6 +358,7 @@ struct StepLists {
     tokens: Vec<u32>,
     rows: Vec<AttentionRow>,
     outputs: Vec<usize>,
+    predict: Vec<bool>,
 }
 
 impl StepLists {
@@ -354,10 +366,13 @@ impl StepLists {
         self.tokens.clear();
         self.rows.clear();
         self.outputs.clear();
+        self.predict.clear();
         for (row, (index, token)) in inputs.iter().enumerate() {
             self.tokens.push(*token);
             self.rows.push(AttentionRow { sequence: *index, position: sessions[*index].tokens.len() });
             self.outputs.push(row);
+            // The first position carries the attention sink: it is always computed with all neurons.
+            self.predict.push(!sessions[*index].tokens.is_empty());
         }
     }
 }

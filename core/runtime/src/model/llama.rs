@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use neuropil_device::{
-    Attention, AttentionRow, ClusterJob, ClusterWeights, DType, HostOps, MatmulJob, PreparedWeight, Product,
-    Rope, Stage, WriteLease, quant,
+    Attention, AttentionRow, DType, HostOps, MatmulJob, PreparedWeight, Product, Rope, WriteLease, quant,
 };
 
 use crate::engine::EngineError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::{Lap, Scratch, ScratchShape};
 
+use super::ffn::{Ffn, FfnInput};
 use super::kv::LayerPages;
 use super::load::{Loader, Placed, PlacedTrio, file_type};
 use super::rope::RopeTable;
@@ -38,7 +38,7 @@ struct Layer {
     qkv: PlacedTrio,
     attn_output: Placed,
     ffn_norm: Vec<f32>,
-    ffn: Placed,
+    ffn: Ffn,
 }
 
 impl Llama {
@@ -105,7 +105,7 @@ impl Llama {
                 qkv: loader.trio([(&attn_q, q), (&attn_k, kv), (&attn_v, kv)], width)?,
                 attn_output: loader.matrix(&name("attn_output"), width, q)?,
                 ffn_norm: loader.vector(&name("ffn_norm"))?,
-                ffn: loader.neurons([&gate, &up, &down], neurons, width)?,
+                ffn: Ffn::Block(loader.neurons([&gate, &up, &down], neurons, width)?),
             });
         }
         let output_norm = loader.vector("output_norm.weight")?;
@@ -203,20 +203,18 @@ impl Model for Llama {
             scratch.matmul(&*layer.attn_output.device, job)?;
             lap.add_to(&mut scratch.times.projections);
 
-            // The feed-forward: all neurons as one cluster.
+            // The feed-forward, added to the stream.
             self.norm(&layer.ffn_norm, tokens, scratch)?;
             lap.add_to(&mut scratch.times.other);
-            let job = ClusterJob {
-                stage: Stage::Fused,
+            let input = FfnInput {
                 tokens,
-                activation: self.spec.activation,
-                weights: ClusterWeights::Block(layer.ffn.weight.clone()),
-                x: scratch.h.read()?,
-                hidden: None,
-                y: Some(scratch.x.write()?),
+                h: scratch.h.clone(),
+                x: scratch.x.clone(),
+                y: scratch.x.clone(),
                 accumulate: true,
+                predict: step.predict,
             };
-            scratch.cluster(&*layer.ffn.device, job)?;
+            layer.ffn.forward(self.spec.activation, &input, scratch)?;
             lap.add_to(&mut scratch.times.ffn);
         }
 

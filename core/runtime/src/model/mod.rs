@@ -4,6 +4,7 @@
 
 pub mod chat;
 mod error;
+mod ffn;
 mod kv;
 mod llama;
 mod load;
@@ -46,6 +47,8 @@ pub(crate) struct Step<'a> {
     pub sequences: &'a mut dyn Sequences,
     /// Rows whose logits are wanted, ascending.
     pub outputs: &'a [usize],
+    /// For each token, whether neurons may be left out that are only predicted to be silent.
+    pub predict: &'a [bool],
 }
 
 /// An architecture with its weights.
