@@ -12,4 +12,3 @@ pub mod reference;
 pub mod reference_device;
 pub mod temp;
 pub mod toy;
-mod toy_file;

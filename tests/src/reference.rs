@@ -12,11 +12,16 @@ use crate::toy::{EPSILON, Layer, RopeScaling, Toy, ToyModel, Weight};
 pub fn logits(model: &ToyModel, tokens: &[u32]) -> Vec<Vec<f64>> {
     let embed = |t: &u32| row(&model.token_embd, *t as usize).iter().map(|v| f64::from(*v)).collect();
     let mut x: Vec<Vec<f64>> = tokens.iter().map(embed).collect();
-    for layer in &model.layers {
+    for (index, layer) in model.layers.iter().enumerate() {
+        let input = x.clone();
         let normed = each(&x, |x| rms_norm(x, &layer.attn_norm));
-        add(&mut x, &attention(model, layer, &normed));
+        add(&mut x, &attention(model, index, &normed));
         let normed = each(&x, |x| rms_norm(x, &layer.ffn_norm));
-        add(&mut x, &each(&normed, |x| feed_forward(&model.toy, layer, x)));
+        // SmallThinker's router sees the layer's input, every other one what the experts see.
+        let routed = if model.toy.architecture == "smallthinker" { &input } else { &normed };
+        let computed: Vec<_> =
+            normed.iter().zip(routed).map(|(x, routed)| feed_forward(&model.toy, layer, x, routed)).collect();
+        add(&mut x, &computed);
     }
     let output = model.output.as_ref().unwrap_or(&model.token_embd);
     each(&x, |x| multiply(output, &rms_norm(x, &model.output_norm)))
@@ -71,6 +76,7 @@ pub fn activate(name: &str, threshold: f64, gate: f64, up: f64) -> f64 {
         "relu" => relu(gate) * up,
         "relu2" => relu(gate).powi(2) * up,
         "drelu" => relu(gate) * relu(up),
+        "linear" => gate * up,
         _ => panic!("no activation is called {name}"),
     }
 }
@@ -100,27 +106,66 @@ fn rms_norm(x: &[f64], weight: &Weight) -> Vec<f64> {
     x.iter().zip(&weight.values).map(|(v, w)| v * scale * f64::from(*w)).collect()
 }
 
-fn feed_forward(toy: &Toy, layer: &Layer, x: &[f64]) -> Vec<f64> {
-    let (gate, up) = (multiply(&layer.ffn_gate, x), multiply(&layer.ffn_up, x));
-    let (name, threshold) = (toy.activation.unwrap_or("silu"), f64::from(toy.threshold.unwrap_or(0.0)));
-    let hidden: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| activate(name, threshold, *g, *u)).collect();
-    multiply(&layer.ffn_down, &hidden)
+fn feed_forward(toy: &Toy, layer: &Layer, x: &[f64], routed: &[f64]) -> Vec<f64> {
+    let Some(router) = &layer.ffn_gate_inp else {
+        return neurons(toy, [&layer.ffn_gate, &layer.ffn_up, &layer.ffn_down], x);
+    };
+    let mut sum = vec![0.0; x.len()];
+    for (expert, weight) in route(toy, &multiply(router, routed)) {
+        let [gate, up, down] =
+            [&layer.ffn_gate, &layer.ffn_up, &layer.ffn_down].map(|weight| weight.expert(expert));
+        let y = neurons(toy, [&gate, &up, &down], x);
+        sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
+    }
+    sum
 }
 
-fn attention(model: &ToyModel, layer: &Layer, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let toy = &model.toy;
+/// The experts of a token and what each counts.
+///
+/// # Panics
+/// When the toy has no experts, or a gating that is not known.
+pub fn route(toy: &Toy, logits: &[f64]) -> Vec<(usize, f64)> {
+    let experts = toy.experts.expect("a toy with experts");
+    let scores: Vec<f64> = match experts.gating {
+        None | Some(1) => {
+            let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+            logits.iter().map(|logit| logit.exp() / total).collect()
+        }
+        Some(2) => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+        Some(other) => panic!("no gating is called {other}"),
+    };
+    let mut order: Vec<usize> = (0..experts.count).collect();
+    // A stable sort: the lower index comes first among equals.
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(experts.used);
+    let total: f64 = order.iter().map(|expert| scores[*expert]).sum();
+    order.into_iter().map(|expert| (expert, scores[expert] / total)).collect()
+}
+
+fn neurons(toy: &Toy, [gate, up, down]: [&Weight; 3], x: &[f64]) -> Vec<f64> {
+    let (gate, up) = (multiply(gate, x), multiply(up, x));
+    let (name, threshold) = (toy.activation(), f64::from(toy.threshold.unwrap_or(0.0)));
+    let hidden: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| activate(name, threshold, *g, *u)).collect();
+    multiply(down, &hidden)
+}
+
+fn attention(model: &ToyModel, index: usize, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let (toy, layer) = (&model.toy, &model.layers[index]);
+    let window = toy.sliding_window.filter(|_| !toy.sees_all(index));
     let dim = toy.head_dim();
     let rotated = |w: &Weight| -> Vec<Vec<f64>> {
         let turn = |(position, x): (usize, &Vec<f64>)| {
             let mut y = multiply(w, x);
-            y.chunks_exact_mut(dim).for_each(|head| rotate(model, position, head));
+            if !toy.sees_all(index) {
+                y.chunks_exact_mut(dim).for_each(|head| rotate(model, position, head));
+            }
             y
         };
         x.iter().enumerate().map(turn).collect()
     };
     let (q, k, v) = (rotated(&layer.attn_q), rotated(&layer.attn_k), each(x, |x| multiply(&layer.attn_v, x)));
     let attend = |i: usize| {
-        let first = toy.sliding_window.map_or(0, |window| (i + 1).saturating_sub(window));
+        let first = window.map_or(0, |window| (i + 1).saturating_sub(window));
         let mut out = Vec::with_capacity(toy.heads * dim);
         for head in 0..toy.heads {
             // Query heads share a key head in groups that lie side by side.

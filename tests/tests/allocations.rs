@@ -4,7 +4,7 @@ use neuropil::{Engine, KvType, SessionOptions};
 use neuropil_cpu::{CpuBackend, CpuOptions};
 use neuropil_device::DType;
 use neuropil_tests::counting_alloc::{CountingAlloc, allocations};
-use neuropil_tests::toy::{Toy, tokens};
+use neuropil_tests::toy::{Toy, ToyExperts, tokens};
 
 #[global_allocator]
 static ALLOC: CountingAlloc = CountingAlloc;
@@ -14,6 +14,9 @@ fn a_decoded_token_allocates_nothing() {
     decoding_allocates_nothing(Toy { context: 1024, ..Toy::default() });
     // Some weights are expanded, of more than one width.
     decoding_allocates_nothing(Toy { dtypes: vec![("ffn", DType::Q3_K)], context: 1024, ..Toy::default() });
+    // Experts have lists and buffers of their own.
+    let experts = Some(ToyExperts { count: 6, used: 2, neurons: None, gating: None });
+    decoding_allocates_nothing(Toy { experts, context: 1024, ..Toy::default() });
 }
 
 fn decoding_allocates_nothing(toy: Toy) {

@@ -9,9 +9,12 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use neuropil::model::KvType;
+use neuropil::predict::Prediction;
 
 use crate::error::EXIT_CODES;
-use crate::verbs::{bench, chat, demo, devices, inspect, logits, perplexity, run, tokenize, verify};
+use crate::verbs::{
+    bench, calibrate, chat, convert, demo, devices, inspect, logits, perplexity, run, tokenize, verify,
+};
 
 /// Most threads that may be asked for.
 pub const MAX_THREADS: i64 = 4096;
@@ -51,6 +54,10 @@ pub enum Verb {
     Perplexity(Box<perplexity::Args>),
     /// Measure speed as llama-bench does
     Bench(Box<bench::Args>),
+    /// Turn a model into a neuron store, from which single neurons can be read
+    Convert(Box<convert::Args>),
+    /// Find out which neurons of a model fire, and write that into its neuron store
+    Calibrate(calibrate::Args),
     /// List the compute units and what they can do
     Devices(devices::Args),
 }
@@ -73,6 +80,9 @@ pub struct EngineFlags {
     /// Units to run on, in order of preference
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "cpu")]
     pub device: Vec<Unit>,
+    /// How the neurons of a neuron store are chosen in decode
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub predict: Predict,
     /// Expand the weights to F32 and leave activations unquantised: slow, large, and as exact as the file
     #[arg(long)]
     pub exact: bool,
@@ -113,6 +123,37 @@ impl Kv {
             Kv::F16 => "f16",
             Kv::F32 => "f32",
             Kv::Q8_0 => "q8_0",
+        }
+    }
+}
+
+/// How neurons are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Predict {
+    /// The model's predictors; else the gate of a ReLU model; else calibrated thresholds; else all neurons
+    Auto,
+    /// All neurons
+    Off,
+    /// The predictors that the model brings
+    Model,
+    /// The exact gate stays in memory and decides; changes nothing in a ReLU model
+    Gate,
+    /// A copy of the gate in 4 bits stays in memory and decides
+    Gate4,
+    /// The exact gate, by calibrated thresholds
+    Threshold,
+}
+
+impl Predict {
+    /// The engine's name for it.
+    pub fn kind(self) -> Prediction {
+        match self {
+            Predict::Auto => Prediction::Auto,
+            Predict::Off => Prediction::Off,
+            Predict::Model => Prediction::Model,
+            Predict::Gate => Prediction::Gate,
+            Predict::Gate4 => Prediction::Gate4,
+            Predict::Threshold => Prediction::Threshold,
         }
     }
 }

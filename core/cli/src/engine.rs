@@ -30,7 +30,7 @@ pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
             gguf.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements().saturating_mul(4)));
         output::note(format!("--exact expands the weights to F32, which takes {}", memory::shown(bytes)));
     }
-    let mut builder = Engine::builder(model).exact(flags.exact);
+    let mut builder = Engine::builder(model).exact(flags.exact).prediction(flags.predict.kind());
     if flags.device.contains(&Unit::Cpu) {
         builder = builder.backend(&cpu(flags.threads)?)?;
     }
@@ -44,7 +44,7 @@ pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
 
 /// How a session is set up by the flags.
 pub fn session_options(flags: &EngineFlags) -> SessionOptions {
-    SessionOptions { context: flags.context(), kv: flags.kv.kind() }
+    SessionOptions { context: flags.context(), kv: flags.kv.kind(), ..SessionOptions::default() }
 }
 
 /// The model's tokenizer.

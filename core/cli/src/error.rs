@@ -7,12 +7,14 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use neuropil::calibrate::CalibrateError;
 use neuropil::engine::EngineError;
-use neuropil::gguf::GgufError;
+use neuropil::gguf::{GgufError, WriteError};
 use neuropil::model::ModelError;
 use neuropil::model::chat::ChatError;
 use neuropil::model::sampler::SamplerError;
 use neuropil::model::tokenizer::TokenizerError;
+use neuropil::store::{ConvertError, StoreError};
 use neuropil_device::DeviceError;
 
 /// Most characters of a line: a file may hold megabytes of text where a name should be.
@@ -131,6 +133,59 @@ pub fn one_line(text: &str) -> String {
     line
 }
 
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> CliError {
+        match error {
+            StoreError::Gguf(error) => error.into(),
+            StoreError::Width { .. } | StoreError::Version { .. } => CliError::new(Exit::Model, error),
+            StoreError::ReadUnit { .. } => CliError::new(Exit::Usage, error),
+            _ => CliError::new(Exit::File, error),
+        }
+    }
+}
+
+impl From<WriteError> for CliError {
+    fn from(error: WriteError) -> CliError {
+        let exit = match &error {
+            WriteError::OutOfMemory { .. } => Exit::Memory,
+            WriteError::Gguf(_) | WriteError::Tensor { .. } | WriteError::TooMany { .. } => Exit::Model,
+            WriteError::Late { .. } => Exit::Bug,
+            _ => Exit::Output,
+        };
+        CliError::new(exit, error)
+    }
+}
+
+impl From<ConvertError> for CliError {
+    fn from(error: ConvertError) -> CliError {
+        let exit = match error {
+            ConvertError::Gguf(error) => return error.into(),
+            ConvertError::Store(error) => return error.into(),
+            ConvertError::Write(error) => return error.into(),
+            ConvertError::Cancelled => return CliError::silent(Exit::Interrupted),
+            ConvertError::OutOfMemory { .. } => Exit::Memory,
+            ConvertError::Type { .. } => Exit::Usage,
+            _ => Exit::Model,
+        };
+        CliError::new(exit, error)
+    }
+}
+
+impl From<CalibrateError> for CliError {
+    fn from(error: CalibrateError) -> CliError {
+        match error {
+            CalibrateError::Engine(error) => error.into(),
+            CalibrateError::Gguf(error) => error.into(),
+            CalibrateError::Store(error) => error.into(),
+            CalibrateError::Convert(error) => error.into(),
+            CalibrateError::Device(error) => error.into(),
+            CalibrateError::Cancelled => CliError::silent(Exit::Interrupted),
+            CalibrateError::ShortText { .. } => CliError::new(Exit::Prompt, error),
+            _ => CliError::new(Exit::Other, error),
+        }
+    }
+}
+
 impl From<GgufError> for CliError {
     fn from(error: GgufError) -> CliError {
         let exit = match &error {
@@ -187,7 +242,11 @@ impl From<ModelError> for CliError {
             ModelError::Key { .. } | ModelError::Shape { .. } => {
                 (Exit::Model, "download the model again, or convert it again with a current converter")
             }
-            ModelError::Type { .. } => return CliError::new(Exit::Model, error),
+            ModelError::Store(error) => return error.into(),
+            ModelError::Type { .. }
+            | ModelError::Prediction { .. }
+            | ModelError::StoreShape { .. }
+            | ModelError::GateWidth { .. } => return CliError::new(Exit::Model, error),
             ModelError::UnusedTensor { .. } => (Exit::Model, "give a file of a model without it"),
             ModelError::NoDevice { .. } => {
                 (Exit::Model, "give a file of types that neuropil devices lists under matmul")

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use neuropil::engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session};
 use neuropil::model::sampler::{SamplerError, SamplerOptions};
-use neuropil::pipeline::StepTimes;
+use neuropil::pipeline::{Activity, StepTimes};
 use neuropil_device::KV_PAGE;
 use serde_json::{Map, Value, json};
 
@@ -58,6 +58,8 @@ pub struct Outcome {
     pub times: StepTimes,
     /// Bytes of all KV caches.
     pub kv_bytes: u64,
+    /// How many neurons were computed.
+    pub activity: Activity,
 }
 
 /// Reads the prompt into `session` (what it holds already is kept) and generates one sample per entry of `options`.
@@ -131,6 +133,8 @@ pub fn generate(
     }
     let mut times = StepTimes::default();
     sessions.iter().for_each(|session| times += session.times());
+    let mut activity = Activity::default();
+    sessions.iter().for_each(|session| activity.merge(session.activity()));
     let outcome = Outcome {
         generations,
         prefilled: prompt.len() - held.min(prompt.len().saturating_sub(1)),
@@ -138,6 +142,7 @@ pub fn generate(
         decode,
         times: difference(times, before),
         kv_bytes: kv_bytes(&sessions, prompt.len()),
+        activity,
     };
     Ok((outcome, sessions))
 }
@@ -217,6 +222,9 @@ impl Outcome {
         }
         document.insert("seed".into(), json!(seed));
         document.insert("timings".into(), self.timings(engine));
+        if let Some(activity) = activity_json(&self.activity) {
+            document.insert("activity".into(), activity);
+        }
         document.insert("memory".into(), memory_json(engine, self.kv_bytes));
         Value::Object(document)
     }
@@ -252,6 +260,12 @@ impl Outcome {
             rate(self.decode_rate()),
         )
     }
+}
+
+/// The share of neurons that were computed, if the model runs neuron by neuron.
+pub fn activity_json(activity: &Activity) -> Option<Value> {
+    let per_layer: Vec<f64> = activity.per_layer().collect();
+    (!activity.is_empty()).then(|| json!({ "active": activity.share(), "per_layer": per_layer }))
 }
 
 /// The parts of a step with the names that reports use.

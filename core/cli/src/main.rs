@@ -59,6 +59,8 @@ fn start() -> Result<(), CliError> {
         Verb::Logits(args) => verbs::logits::run(&args, &interrupts),
         Verb::Perplexity(args) => verbs::perplexity::run(&args, &interrupts),
         Verb::Bench(args) => verbs::bench::run(&args, &interrupts),
+        Verb::Convert(args) => verbs::convert::run(&args, &interrupts),
+        Verb::Calibrate(args) => verbs::calibrate::run(&args, &interrupts),
         Verb::Devices(args) => verbs::devices::run(&args),
     }
 }

@@ -30,6 +30,15 @@ impl Bar {
         Bar(Some(bar))
     }
 
+    /// Says what is being done.
+    pub fn say(&self, what: &str) {
+        if let Some(bar) = &self.0
+            && bar.message() != what
+        {
+            bar.set_message(what.to_owned());
+        }
+    }
+
     /// Says how much of how much is done.
     pub fn set(&self, done: u64, total: u64) {
         if let Some(bar) = &self.0 {

@@ -25,6 +25,21 @@ fn inspect_lists_what_is_in_the_file() {
 }
 
 #[test]
+fn inspect_says_what_a_file_could_do_more() {
+    let (_dir, path) = Toy { architecture: "bamboo", predictor_rank: Some(8), ..Toy::default() }.temp();
+    let json = neuropil(&["inspect", arg(&path), "--json"]).json();
+    assert_eq!((&json["architecture"], &json["runs"]), (&"bamboo".into(), &true.into()));
+    let cure = "convert the file to use its predictors";
+    assert!(json["notes"][0].as_str().unwrap().contains(cure), "{json}");
+    let text = neuropil(&["inspect", arg(&path)]);
+    assert!(
+        text.text().lines().any(|line| line.starts_with("note ") && line.contains(cure)),
+        "{}",
+        text.text()
+    );
+}
+
+#[test]
 fn a_file_that_cannot_run_is_listed_with_the_reason() {
     let dir = TempDir::new();
     let unknown = GgufFile::default().pair("general.architecture", Value::Str("llama".into())).tensor(

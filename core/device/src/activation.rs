@@ -15,16 +15,19 @@ pub enum ActivationKind {
     Relu2,
     /// `relu(gate) * relu(up)`, as in TurboSparse and Bamboo.
     Drelu,
+    /// `gate * up`: for gates that were activated before, with what is off set to 0.
+    Linear,
 }
 
 impl ActivationKind {
     /// Every kind with the name that model files use.
-    pub const NAMES: [(&'static str, ActivationKind); 5] = [
+    pub const NAMES: [(&'static str, ActivationKind); 6] = [
         ("silu", ActivationKind::Silu),
         ("gelu", ActivationKind::Gelu),
         ("relu", ActivationKind::Relu),
         ("relu2", ActivationKind::Relu2),
         ("drelu", ActivationKind::Drelu),
+        ("linear", ActivationKind::Linear),
     ];
 
     /// The kind of that name.
@@ -58,11 +61,25 @@ impl Activation {
     #[inline(always)]
     pub fn apply(self, gate: f32, up: f32) -> f32 {
         match self.kind {
-            ActivationKind::Silu => gate / (1.0 + math::exp(-gate)) * up,
+            ActivationKind::Silu => silu(gate) * up,
             ActivationKind::Gelu => math::gelu(gate) * up,
             ActivationKind::Relu => self.relu(gate) * up,
             ActivationKind::Relu2 => self.relu(gate) * self.relu(gate) * up,
             ActivationKind::Drelu => self.relu(gate) * self.relu(up),
+            ActivationKind::Linear => gate * up,
+        }
+    }
+
+    /// The part of the hidden value that the gate alone decides: [`Activation::apply`] with [`ActivationKind::Linear`]
+    /// gives the same bits from it, dReLU's up value excepted.
+    #[inline(always)]
+    pub fn gate(self, gate: f32) -> f32 {
+        match self.kind {
+            ActivationKind::Silu => silu(gate),
+            ActivationKind::Gelu => math::gelu(gate),
+            ActivationKind::Relu | ActivationKind::Drelu => self.relu(gate),
+            ActivationKind::Relu2 => self.relu(gate) * self.relu(gate),
+            ActivationKind::Linear => gate,
         }
     }
 
@@ -70,7 +87,7 @@ impl Activation {
     #[inline(always)]
     pub fn is_off(self, gate: f32) -> bool {
         match self.kind {
-            ActivationKind::Silu | ActivationKind::Gelu => gate == 0.0,
+            ActivationKind::Silu | ActivationKind::Gelu | ActivationKind::Linear => gate == 0.0,
             ActivationKind::Relu | ActivationKind::Relu2 | ActivationKind::Drelu => self.relu(gate) == 0.0,
         }
     }
@@ -91,6 +108,7 @@ impl Activation {
             ActivationKind::Relu => each!(Relu),
             ActivationKind::Relu2 => each!(Relu2),
             ActivationKind::Drelu => each!(Drelu),
+            ActivationKind::Linear => each!(Linear),
         }
     }
 
@@ -99,6 +117,11 @@ impl Activation {
     fn relu(self, x: f32) -> f32 {
         if x <= self.threshold { 0.0 } else { x }
     }
+}
+
+#[inline(always)]
+fn silu(x: f32) -> f32 {
+    x / (1.0 + math::exp(-x))
 }
 
 #[cfg(test)]
@@ -114,7 +137,19 @@ mod tests {
         assert_eq!(at(ActivationKind::Relu, 0.5, 0.5, 3.0), 0.0);
         assert_eq!(at(ActivationKind::Relu2, 0.0, 2.0, 3.0), 12.0);
         assert_eq!(at(ActivationKind::Drelu, 0.0, 2.0, -3.0), 0.0);
+        assert_eq!(at(ActivationKind::Linear, 0.0, -2.0, 3.0), -6.0);
         assert!(at(ActivationKind::Relu, 0.0, f32::NAN, 1.0).is_nan());
+    }
+
+    #[test]
+    fn a_gate_that_is_activated_first_gives_the_same_bits() {
+        for (_, kind) in ActivationKind::NAMES {
+            let act = Activation { kind, threshold: 0.25 };
+            for (g, u) in [(0.7f32, 1.3f32), (-0.4, 2.1), (0.2, 0.9), (3.5, 0.3)] {
+                let linear = Activation::new(ActivationKind::Linear).apply(act.gate(g), u);
+                assert_eq!(linear.to_bits(), act.apply(g, u).to_bits(), "{kind:?} {g} {u}");
+            }
+        }
     }
 
     #[test]

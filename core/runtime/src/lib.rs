@@ -8,7 +8,7 @@
 //!   Engine ── Session ── Session ── …          engine:   what an app sees
 //!      │         │ tokens, KV cache, logits
 //!      ▼         ▼
-//!   Model::forward, one readable file           model:    spec, llama, kv, tokenizer, chat, sampler
+//!   Model::forward, one readable file           model:    spec, llama, experts, kv, tokenizer, …
 //!      │ jobs                │ norms, attention
 //!      ▼                     ▼
 //!   dyn Device            dyn HostOps           pipeline: submit, lend a hand, go on
@@ -32,11 +32,15 @@
 
 #![deny(unsafe_code)]
 
+pub mod calibrate;
 pub mod engine;
 pub mod gguf;
 pub mod model;
 pub mod pipeline;
+pub mod predict;
 mod shown;
+pub mod store;
+pub mod submit;
 
 pub use engine::{
     Engine, EngineBuilder, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session,

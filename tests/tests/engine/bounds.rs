@@ -6,7 +6,7 @@ use neuropil::{Engine, SessionOptions};
 use neuropil_device::DType;
 use neuropil_tests::gguf_writer::{GgufFile, Value};
 use neuropil_tests::temp::TempDir;
-use neuropil_tests::toy::{Toy, tokens};
+use neuropil_tests::toy::{Toy, ToyExperts, tokens};
 
 use super::{builder, engine, session};
 
@@ -37,7 +37,7 @@ fn keys_that_no_model_can_have() {
         ("llama.context_length", 0),
         ("llama.rope.dimension_count", 3),
         ("llama.rope.dimension_count", 4096),
-        ("llama.expert_count", 8),
+        ("llama.expert_count", u32::MAX),
     ] {
         let error = refused(key, Value::U32(value));
         assert!(error.contains(key), "{key} = {value}: {error}");
@@ -60,6 +60,111 @@ fn keys_that_no_model_can_have() {
     assert!(error.contains("llama.block_count"), "{error}");
     let error = refused("tokenizer.ggml.token_type", Value::U8s(vec![1; 260]));
     assert!(error.contains("tokenizer.ggml.token_type"), "{error}");
+}
+
+/// A toy with 4 experts of which a token uses 2.
+fn experts(architecture: &'static str) -> Toy {
+    let experts = ToyExperts { count: 4, used: 2, neurons: Some(64), gating: Some(1) };
+    let (width, sliding_window) = (64, Some(4));
+    Toy { architecture, width, ffn: 64, experts: Some(experts), sliding_window, ..Toy::default() }
+}
+
+#[test]
+fn experts_that_cannot_be() {
+    for (name, value, needle) in [
+        ("expert_used_count", 0, "1 to"),
+        ("expert_used_count", 5, "only 4 experts"),
+        ("expert_feed_forward_length", 0, "1 to"),
+        ("expert_gating_func", 0, "softmax"),
+        ("expert_gating_func", 9, "softmax"),
+    ] {
+        for architecture in ["llama", "smallthinker"] {
+            let key = format!("{architecture}.{name}");
+            let error = load(&experts(architecture).file().set(&key, Value::U32(value)));
+            let error = error.err().unwrap();
+            assert!(matches!(error, EngineError::Model(ModelError::Key { .. })), "{key} = {value}: {error}");
+            let error = error.to_string();
+            assert!(error.contains(&key) && error.contains(needle), "{key} = {value}: {error}");
+        }
+    }
+    // What has no usual value must be there.
+    for (architecture, key) in [
+        ("llama", "llama.expert_used_count"),
+        ("turbosparsemixtral", "turbosparsemixtral.expert_count"),
+        ("smallthinker", "smallthinker.expert_count"),
+        ("smallthinker", "smallthinker.expert_gating_func"),
+    ] {
+        let error = load(&experts(architecture).file().without(key)).err().unwrap().to_string();
+        assert!(error.contains(key), "{key}: {error}");
+    }
+    let key = "smallthinker.attention.sliding_window_pattern";
+    let error = load(&experts("smallthinker").file().set(key, Value::U32(3))).err().unwrap().to_string();
+    assert!(error.contains(key) && error.contains("only 4"), "{error}");
+    assert!(load(&experts("smallthinker").file().set(key, Value::U32(4))).is_ok());
+    // A window of 0 is none.
+    let key = "smallthinker.attention.sliding_window";
+    let engine = load(&experts("smallthinker").file().set(key, Value::U32(0))).unwrap();
+    assert_eq!(engine.spec().window, None);
+}
+
+#[test]
+fn tensors_of_experts_with_other_shapes() {
+    for (key, value) in [("expert_count", 3), ("expert_feed_forward_length", 32)] {
+        let error = load(&experts("llama").file().set(&format!("llama.{key}"), Value::U32(value)));
+        let error = error.err().unwrap();
+        assert!(matches!(error, EngineError::Model(ModelError::Shape { .. })), "{key} = {value}: {error}");
+        assert!(error.to_string().contains("blk.0.ffn_gate"), "{key} = {value}: {error}");
+    }
+    let reshaped = |name: &str, dims: &[u64]| {
+        let mut file = experts("llama").file();
+        file.tensors.iter_mut().find(|t| t.name == name).unwrap().dims = dims.to_vec();
+        load(&file).err().unwrap().to_string()
+    };
+    // The right number of elements, the experts in the wrong place or as one matrix.
+    for dims in [&[4, 64, 64][..], &[64, 4, 64], &[64, 256], &[64, 64, 4, 1]] {
+        let error = reshaped("blk.1.ffn_down_exps.weight", dims);
+        assert!(error.contains("blk.1.ffn_down_exps.weight") && error.contains("[64, 64, 4]"), "{error}");
+    }
+    // A dense model with a router, and one with experts beside its neurons.
+    let router = Toy::default().file().f32_tensor("blk.0.ffn_gate_inp.weight", &[256, 4], &[0.0; 1024]);
+    assert!(load(&router).err().unwrap().to_string().contains("blk.0.ffn_gate_inp.weight"));
+    let both = experts("llama").file().f32_tensor("blk.0.ffn_up.weight", &[64, 64], &[0.0; 4096]);
+    assert!(load(&both).err().unwrap().to_string().contains("blk.0.ffn_up.weight"));
+}
+
+#[test]
+fn predictors_are_known_and_nothing_else_is() {
+    let check = |file: &GgufFile| {
+        let dir = TempDir::new();
+        let gguf = neuropil::gguf::Gguf::open(&dir.file("m.gguf", &file.bytes())).unwrap();
+        neuropil::model::check(&gguf).map_err(|error| error.to_string())
+    };
+    let without = |file: GgufFile, name: &str| GgufFile {
+        tensors: file.tensors.into_iter().filter(|t| t.name != name).collect(),
+        ..file
+    };
+    let dense = Toy { architecture: "bamboo", predictor_rank: Some(8), ..Toy::default() };
+    let routed = Toy { predictor_rank: Some(8), ..experts("turbosparsemixtral") };
+    for (toy, first, second) in [
+        (dense, "blk.1.fc1.weight", "blk.1.fc2.weight"),
+        (routed, "blk.1.fc1.3.weight", "blk.1.fc2.3.weight"),
+    ] {
+        let notes = check(&toy.file()).unwrap().notes;
+        assert!(notes[0].contains("convert the file to use its predictors"), "{notes:?}");
+        assert!(check(&without(toy.file(), first)).unwrap_err().contains(first));
+        assert!(check(&without(toy.file(), second)).unwrap_err().contains(second));
+        // A layer without any is fine.
+        assert!(check(&without(without(toy.file(), first), second)).is_ok());
+        let mut narrow = toy.file();
+        let tensor = narrow.tensors.iter_mut().find(|t| t.name == second).unwrap();
+        tensor.dims.swap(0, 1);
+        assert!(check(&narrow).unwrap_err().contains(second));
+    }
+    // Of an expert that the model has not, and of a dense layer in a model with experts.
+    for name in ["blk.0.fc1.4.weight", "blk.0.fc1.weight"] {
+        let file = experts("turbosparsemixtral").file().f32_tensor(name, &[64, 8], &[0.0; 512]);
+        assert!(check(&file).unwrap_err().contains(name), "{name}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use neuropil::engine::EngineError;
 use neuropil::{Engine, FinishReason};
 use neuropil_device::{Backend, Device, DeviceError, OpShape};
 use neuropil_tests::mock::{Fault, FaultyDevice};
-use neuropil_tests::toy::{Toy, tokens};
+use neuropil_tests::toy::{Toy, ToyExperts, tokens};
 
 use super::{bits, cpu, greedy, session};
 
@@ -25,8 +25,13 @@ fn unit() -> Arc<dyn Device> {
 
 #[test]
 fn an_error_or_a_lost_job_at_every_call() {
+    error_or_lost_job_at_every_call(Toy::default());
+    let experts = Some(ToyExperts { count: 4, used: 2, neurons: None, gating: None });
+    error_or_lost_job_at_every_call(Toy { layers: 1, experts, ..Toy::default() });
+}
+
+fn error_or_lost_job_at_every_call(toy: Toy) {
     let lost = DeviceError::Lost { device: "mock".into(), reason: "unplugged".into() };
-    let toy = Toy::default();
     let (_dir, good, counter) = with(FaultyDevice::around(unit()), &toy);
     let mut session_good = session(&good);
     session_good.prefill(&tokens("ab")).unwrap();
@@ -70,6 +75,18 @@ fn nan_from_a_unit_is_an_error_of_the_sampler() {
         let result = session.generate(&greedy(4), &mut |_| ControlFlow::Continue(()));
         assert!(matches!(result, Err(EngineError::Sampler(_))), "call {call}");
     }
+}
+
+#[test]
+fn nan_from_a_router_is_not_a_choice() {
+    let experts = Some(ToyExperts { count: 4, used: 1, neurons: None, gating: None });
+    let toy = Toy { layers: 1, experts, ..Toy::default() };
+    // The third job is the router's.
+    let (_dir, engine, _) = with(FaultyDevice::around(unit()).at(2, Fault::Fill(f32::NAN)), &toy);
+    let mut session = session(&engine);
+    session.prefill(&tokens("ab")).unwrap();
+    let result = session.generate(&greedy(4), &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(result, Err(EngineError::Sampler(_))));
 }
 
 #[test]

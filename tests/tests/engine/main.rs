@@ -4,6 +4,7 @@
 mod bounds;
 mod faults;
 mod generation;
+mod models;
 mod right;
 mod same;
 

@@ -42,8 +42,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 
 struct Report {
     architecture: Option<String>,
-    /// Why it does not run; nothing when it does.
-    refusal: Option<String>,
+    /// What a user should know about it; or why it does not run.
+    notes: Result<Vec<String>, String>,
     parameters: u64,
     tensor_bytes: u64,
     /// Tensors and bytes per type.
@@ -64,7 +64,7 @@ impl Report {
         }
         Report {
             architecture: gguf.metadata().get("general.architecture").and_then(Item::text).map(str::to_owned),
-            refusal: refusal(gguf),
+            notes: notes(gguf),
             parameters: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.elements())),
             tensor_bytes: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.bytes)),
             types,
@@ -99,10 +99,14 @@ impl Report {
             "file_bytes": gguf.file_bytes(),
             "version": gguf.version(),
             "architecture": self.architecture,
-            "runs": self.refusal.is_none(),
+            "runs": self.notes.is_ok(),
         });
-        if let (Some(object), Some(reason)) = (document.as_object_mut(), &self.refusal) {
-            object.insert("reason".into(), json!(reason));
+        if let Some(object) = document.as_object_mut() {
+            match &self.notes {
+                Ok(notes) if notes.is_empty() => None,
+                Ok(notes) => object.insert("notes".into(), json!(notes)),
+                Err(reason) => object.insert("reason".into(), json!(reason)),
+            };
         }
         let rest = json!({
             "parameters": self.parameters,
@@ -125,10 +129,13 @@ impl Report {
         lines.push(format!("format        GGUF {}, {}", gguf.version(), memory::shown(gguf.file_bytes())));
         let architecture = self.architecture.as_deref().unwrap_or("not named");
         lines.push(format!("architecture  {}", one_line(architecture)));
-        lines.push(match &self.refusal {
-            None => format!("runs          yes, {}", how(gguf)),
-            Some(reason) => format!("runs          no: {}", one_line(reason)),
-        });
+        match &self.notes {
+            Ok(notes) => {
+                lines.push(format!("runs          yes, {}", how(gguf)));
+                lines.extend(notes.iter().map(|note| format!("note          {}", one_line(note))));
+            }
+            Err(reason) => lines.push(format!("runs          no: {}", one_line(reason))),
+        }
         let (count, bytes) = (gguf.tensors().len(), memory::shown(self.tensor_bytes));
         lines.push(format!("tensors       {count} with {} parameters in {bytes}", self.parameters));
         for (name, (count, bytes)) in &self.types {
@@ -158,20 +165,20 @@ fn how(gguf: &Gguf) -> String {
     }
 }
 
-/// Why the file does not run, as far as its header tells.
-fn refusal(gguf: &Gguf) -> Option<String> {
+/// What is to be said about the file, or why it does not run, as far as its header tells.
+fn notes(gguf: &Gguf) -> Result<Vec<String>, String> {
     if gguf.tensors().is_empty() {
-        return Some("the file has no tensors".into());
+        return Err("the file has no tensors".into());
     }
-    let load = || -> Result<(), EngineError> {
-        model::check(&Gguf::open(gguf.path())?)?;
+    let load = || -> Result<Vec<String>, EngineError> {
+        let notes = model::check(&Gguf::open(gguf.path())?)?.notes;
         // A model without a vocabulary runs on token ids; one with a broken vocabulary does not load.
         match open_tokenizer(gguf.path()) {
-            Ok(_) | Err(EngineError::NoVocabulary) => Ok(()),
+            Ok(_) | Err(EngineError::NoVocabulary) => Ok(notes),
             Err(error) => Err(error),
         }
     };
-    load().err().map(|error| message_line(&CliError::from(error).message))
+    load().map_err(|error| message_line(&CliError::from(error).message))
 }
 
 fn shortened(text: &str) -> String {

@@ -1,7 +1,9 @@
 //! One file per verb: its flags, and a function `run` that does it.
 
 pub mod bench;
+pub mod calibrate;
 pub mod chat;
+pub mod convert;
 pub mod demo;
 pub mod devices;
 pub mod inspect;

@@ -5,14 +5,14 @@
 
 use std::path::PathBuf;
 
-use neuropil::engine::{EngineError, Session, SessionOptions};
-use neuropil::model::sampler::log_sum_exp;
+use neuropil::engine::SessionOptions;
 use neuropil::model::tokenizer::EncodeOptions;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::args::{EngineFlags, ModelFile};
 use crate::engine;
 use crate::error::{CliError, Exit, NAN_CURE};
+use crate::generation;
 use crate::output;
 use crate::progress::Bar;
 use crate::signal::Interrupts;
@@ -68,7 +68,12 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         return Err(CliError::new(Exit::Prompt, reason));
     }
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-    let options = SessionOptions { context: Some(context), ..engine::session_options(&args.engine) };
+    // What is predicted in decode is predicted here, or else the figure would not tell what it costs.
+    let options = SessionOptions {
+        context: Some(context),
+        sparse_prompt: true,
+        ..engine::session_options(&args.engine)
+    };
     let mut session = engine.session(options)?;
     let _watch = interrupts.watch(vec![session.cancel_token()]);
     let bar = Bar::steps("reading chunks");
@@ -77,7 +82,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         if let (Some(bos), Some(first)) = (bos, chunk_tokens.first_mut()) {
             *first = bos;
         }
-        sum += chunk_loss(&mut session, chunk_tokens)?;
+        sum += session.loss(chunk_tokens)?;
         scored += chunk - 1 - chunk / 2;
         if sum.is_nan() {
             let error = CliError::new(Exit::Other, format!("the logits hold NaN; {NAN_CURE}"));
@@ -87,27 +92,13 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         bar.set(index as u64 + 1, chunks as u64);
     }
     drop(bar);
-    output::json(&json!({
-        "ppl": running.last(),
-        "chunks": chunks,
-        "tokens": scored,
-        "running": running,
-    }))
-}
-
-/// The sum of `-ln p` of the tokens in the second half of a chunk, each given those before it.
-fn chunk_loss(session: &mut Session, chunk: &[u32]) -> Result<f64, CliError> {
-    session.truncate(0);
-    let Some((_, read)) = chunk.split_last() else { return Ok(0.0) };
-    let mut sum = 0.0;
-    session.prefill_scored(read, chunk.len() / 2, &mut |at, logits| {
-        let next = chunk.get(at + 1).and_then(|token| logits.get(*token as usize));
-        let next = next.ok_or(EngineError::Token {
-            token: chunk.get(at + 1).copied().unwrap_or(0),
-            vocab: logits.len(),
-        })?;
-        sum += log_sum_exp(logits) - f64::from(*next);
-        Ok(())
-    })?;
-    Ok(sum)
+    let mut document = Map::new();
+    document.insert("ppl".into(), json!(running.last()));
+    document.insert("chunks".into(), json!(chunks));
+    document.insert("tokens".into(), json!(scored));
+    document.insert("running".into(), json!(running));
+    if let Some(activity) = generation::activity_json(session.activity()) {
+        document.insert("activity".into(), activity);
+    }
+    output::json(&Value::Object(document))
 }

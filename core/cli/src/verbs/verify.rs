@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use neuropil::gguf::{self, Gguf};
+use neuropil::store::Store;
 use serde_json::json;
 
 use crate::error::{CliError, Exit};
@@ -14,8 +15,8 @@ use crate::{memory, output};
 #[command(after_help = "Example:
   neuropil verify model.gguf
 
-Checks that the header is sound, that every tensor lies inside its file and shares no byte with another, and that
-weights and block scales are finite numbers. Exit code 3 on damage, 4 when a tensor's type is unknown, so that nothing
+Checks that the header is sound, that every tensor lies inside its file and shares no byte with another, that weights and
+block scales are finite numbers, and checksums where the file has them, as a neuron store does. Exit code 3 on damage, 4 when a tensor's type is unknown, so that nothing
 can be said.")]
 pub struct Args {
     /// A GGUF file; of a set of several, any one
@@ -28,6 +29,9 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let gguf = Gguf::open_header(&args.file)?;
+    if Store::is_store(&gguf) {
+        Store::read(&gguf)?;
+    }
     let total = gguf.tensors().iter().fold(0, |sum: u64, t| sum.saturating_add(t.bytes));
     if let Some(tensor) = gguf.tensors().iter().find(|tensor| tensor.bytes == 0) {
         let (name, id) = (&tensor.name, tensor.type_id);
@@ -49,11 +53,15 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             "bytes": report.bytes,
             "blocks": report.blocks,
             "unchecked_tensors": report.unchecked,
+            "checksums": report.checksums,
         }));
     }
     let bytes = memory::shown(report.bytes);
     let mut line = format!("sound: {} tensors, {bytes}, {} blocks\n", report.tensors, report.blocks);
-    if report.unchecked > 0 {
+    if report.checksums > 0 {
+        line += &format!("the checksums of {} tensors are right\n", report.checksums);
+    }
+    if report.unchecked > report.checksums {
         line += &format!("{} tensors are of types whose values are not looked at\n", report.unchecked);
     }
     if report.tensors == 0 {

@@ -23,6 +23,7 @@
 //! Rows of other types are as in a file.
 
 use super::blocks::k_group;
+use super::quantize::{fifth_bits, k_fifth_bits, k_nibbles, put_scale_min, six_bits};
 use super::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group, Half,
     QuantBlock, dequantize_row, scale_min,
@@ -131,21 +132,100 @@ pub fn bundle_row_bytes(dtype: DType, cols: usize) -> Option<usize> {
 pub fn bundle_row(dtype: DType, cols: usize, row: &[u8], out: &mut [u8]) {
     assert_eq!(dtype.row_bytes(cols), Some(row.len()), "a row of {cols} {dtype}");
     assert_eq!(bundle_row_bytes(dtype, cols), Some(out.len()), "a bundle's row of {cols} {dtype}");
+    bundle_row_part(dtype, cols, 0, row, out);
+}
+
+/// As [`bundle_row`], of a piece of the row: whole blocks, of which the first holds column `col`.
+///
+/// # Panics
+/// When the piece is not whole blocks of the row, or `out` not [`bundle_row_bytes`].
+pub fn bundle_row_part(dtype: DType, cols: usize, col: usize, piece: &[u8], out: &mut [u8]) {
+    assert_eq!(bundle_row_bytes(dtype, cols), Some(out.len()), "a bundle's row of {cols} {dtype}");
+    let first = dtype.row_bytes(col).unwrap_or_else(|| panic!("column {col} begins no block of {dtype}"));
     let Some(to) = BundleRow::new(dtype, cols) else {
-        out.copy_from_slice(row);
+        out[first..first + piece.len()].copy_from_slice(piece);
         return;
     };
+    let first = col / dtype.block_elements();
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => {}
         DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {}
-        DType::Q4_0 => sort::<BlockQ4_0>(&to, row, out),
-        DType::Q4_1 => sort::<BlockQ4_1>(&to, row, out),
-        DType::Q5_0 => sort::<BlockQ5_0>(&to, row, out),
-        DType::Q5_1 => sort::<BlockQ5_1>(&to, row, out),
-        DType::Q8_0 => sort::<BlockQ8_0>(&to, row, out),
-        DType::Q4_K => sort::<BlockQ4K>(&to, row, out),
-        DType::Q5_K => sort::<BlockQ5K>(&to, row, out),
-        DType::Q6_K => sort::<BlockQ6K>(&to, row, out),
+        DType::Q4_0 => sort::<BlockQ4_0>(&to, first, piece, out),
+        DType::Q4_1 => sort::<BlockQ4_1>(&to, first, piece, out),
+        DType::Q5_0 => sort::<BlockQ5_0>(&to, first, piece, out),
+        DType::Q5_1 => sort::<BlockQ5_1>(&to, first, piece, out),
+        DType::Q8_0 => sort::<BlockQ8_0>(&to, first, piece, out),
+        DType::Q4_K => sort::<BlockQ4K>(&to, first, piece, out),
+        DType::Q5_K => sort::<BlockQ5K>(&to, first, piece, out),
+        DType::Q6_K => sort::<BlockQ6K>(&to, first, piece, out),
+    }
+}
+
+/// Puts a row of a bundle back into the row of a file: the opposite of [`bundle_row`].
+///
+/// # Panics
+/// When `row` is not [`bundle_row_bytes`], or `out` not `cols` elements.
+pub fn unbundle_row(dtype: DType, cols: usize, row: &[u8], out: &mut [u8]) {
+    assert_eq!(bundle_row_bytes(dtype, cols), Some(row.len()), "a bundle's row of {cols} {dtype}");
+    assert_eq!(dtype.row_bytes(cols), Some(out.len()), "a row of {cols} {dtype}");
+    let Some(from) = BundleRow::new(dtype, cols) else {
+        out.copy_from_slice(row);
+        return;
+    };
+    for (b, block) in out.chunks_exact_mut(dtype.block_bytes()).enumerate() {
+        unsort(dtype, &from, row, b, block);
+    }
+}
+
+/// Block `b` of a row, from the parts of the bundle's row.
+fn unsort(dtype: DType, from: &BundleRow, row: &[u8], b: usize, block: &mut [u8]) {
+    let per_block = from.groups / from.blocks;
+    let codes = |i: usize| codes_of(from, row, b * per_block + i);
+    let of_group = |array: usize| Half([0, 1].map(|i| row[from.group_halves(array) + 2 * b + i]));
+    let of_block = |array: usize| Half([0, 1].map(|i| row[from.block_halves(array) + 2 * b + i]));
+    let byte = |i: usize, array: usize| row[from.group_bytes(array) + b * per_block + i];
+    let scales = || {
+        let mut scales = [0; 12];
+        (0..8).for_each(|i| put_scale_min(&mut scales, i, byte(i, 0), byte(i, 1)));
+        scales
+    };
+    let mut put = |bytes: &[u8]| block.copy_from_slice(bytes);
+    match dtype {
+        DType::Q4_0 => put(bytemuck::bytes_of(&BlockQ4_0 { d: of_group(0), qs: low_bits(&codes(0)) })),
+        DType::Q4_1 => {
+            put(bytemuck::bytes_of(&BlockQ4_1 { d: of_group(0), m: of_group(1), qs: low_bits(&codes(0)) }))
+        }
+        DType::Q5_0 => {
+            let codes = codes(0);
+            let (qh, qs) = (fifth_bits(&codes), low_bits(&codes));
+            put(bytemuck::bytes_of(&BlockQ5_0 { d: of_group(0), qh, qs }))
+        }
+        DType::Q5_1 => {
+            let codes = codes(0);
+            let (qh, qs) = (fifth_bits(&codes), low_bits(&codes));
+            put(bytemuck::bytes_of(&BlockQ5_1 { d: of_group(0), m: of_group(1), qh, qs }))
+        }
+        DType::Q8_0 => {
+            let qs = codes(0).map(|code| (code ^ 0x80) as i8);
+            put(bytemuck::bytes_of(&BlockQ8_0 { d: of_group(0), qs }))
+        }
+        DType::Q4_K => {
+            let codes = std::array::from_fn(codes);
+            let (d, dmin, qs) = (of_block(0), of_block(1), k_nibbles(&codes));
+            put(bytemuck::bytes_of(&BlockQ4K { d, dmin, scales: scales(), qs }))
+        }
+        DType::Q5_K => {
+            let codes = std::array::from_fn(codes);
+            let (d, dmin, qh, qs) = (of_block(0), of_block(1), k_fifth_bits(&codes), k_nibbles(&codes));
+            put(bytemuck::bytes_of(&BlockQ5K { d, dmin, scales: scales(), qh, qs }))
+        }
+        DType::Q6_K => {
+            let codes: [[u8; GROUP]; 8] = std::array::from_fn(codes);
+            let (ql, qh) = six_bits(|k| codes[k / GROUP][k % GROUP]);
+            let scales = std::array::from_fn(|i| byte(i / 2, i % 2) as i8);
+            put(bytemuck::bytes_of(&BlockQ6K { ql, qh, scales, d: of_block(0) }))
+        }
+        _ => {}
     }
 }
 
@@ -250,10 +330,11 @@ impl Scales for BlockQ6K {
     }
 }
 
-fn sort<B: Scales>(to: &BundleRow, row: &[u8], out: &mut [u8]) {
-    let blocks: &[B] = bytemuck::cast_slice(row);
+/// Sorts the blocks of `piece`, which are those from `first` on.
+fn sort<B: Scales>(to: &BundleRow, first: usize, piece: &[u8], out: &mut [u8]) {
+    let blocks: &[B] = bytemuck::cast_slice(piece);
     let parts = to.parts;
-    for (block, b) in blocks.iter().zip(0..) {
+    for (block, b) in blocks.iter().zip(first..) {
         for array in 0..parts.block_halves {
             out[to.block_halves(array) + 2 * b..][..2].copy_from_slice(&block.halves()[array].0);
         }
@@ -302,8 +383,8 @@ fn gather_bits(codes: &[u8; GROUP], bit: u32) -> [u8; 4] {
     bits.to_le_bytes()
 }
 
-/// Group `g` of a row of a bundle.
-fn group(dtype: DType, from: &BundleRow, row: &[u8], g: usize) -> Group {
+/// The unsigned codes of group `g` of a row of a bundle.
+fn codes_of(from: &BundleRow, row: &[u8], g: usize) -> [u8; GROUP] {
     let parts = from.parts;
     let mut codes = [0; GROUP];
     let low = &row[parts.code_bytes() * g..][..parts.code_bytes()];
@@ -318,6 +399,12 @@ fn group(dtype: DType, from: &BundleRow, row: &[u8], g: usize) -> Group {
             *code |= ((bits >> (i / 4)) & 1) << (4 + plane);
         }
     }
+    codes
+}
+
+/// Group `g` of a row of a bundle.
+fn group(dtype: DType, from: &BundleRow, row: &[u8], g: usize) -> Group {
+    let codes = codes_of(from, row, g);
     let half = |at: usize| Half([row[at], row[at + 1]]);
     let of_group = |array| half(from.group_halves(array) + 2 * g).to_f32();
     let of_block = |array| half(from.block_halves(array) + 2 * (g * from.blocks / from.groups));
@@ -354,6 +441,15 @@ mod tests {
             dequantize_bundle_row(dtype, &sorted, &mut got);
             let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&got), bits(&want), "{dtype}");
+            let mut back = vec![0xEE; row.len()];
+            unbundle_row(dtype, cols, &sorted, &mut back);
+            assert_eq!(back, row, "{dtype}");
+            let mut pieces = vec![0xEE; sorted.len()];
+            for col in (0..cols).step_by(256) {
+                let at = |col| dtype.row_bytes(col).unwrap();
+                bundle_row_part(dtype, cols, col, &row[at(col)..at(col + 256)], &mut pieces);
+            }
+            assert_eq!(pieces, sorted, "{dtype}");
             assert!(sorted.len() >= row.len() && sorted.len() * 100 <= row.len() * 103, "{dtype}");
         }
         assert_eq!(bundle_row_bytes(DType::Q4_K, 128), None);

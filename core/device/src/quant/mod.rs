@@ -42,7 +42,9 @@ pub use blocks::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group, Half,
     QuantBlock, scale_min,
 };
-pub use bundle::{BundleRow, Parts, bundle_row, bundle_row_bytes, dequantize_bundle_row};
+pub use bundle::{
+    BundleRow, Parts, bundle_row, bundle_row_bytes, bundle_row_part, dequantize_bundle_row, unbundle_row,
+};
 pub use expanded::{
     BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, ExpandedBlock, IQ4_VALUES, MXFP4_VALUES,
 };

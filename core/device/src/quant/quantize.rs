@@ -77,7 +77,7 @@ pub(super) fn nibbles(codes: &[u8; GROUP]) -> [u8; 16] {
     std::array::from_fn(|i| (codes[i] & 15) | ((codes[i + 16] & 15) << 4))
 }
 
-fn fifth_bits(codes: &[u8; GROUP]) -> [u8; 4] {
+pub(super) fn fifth_bits(codes: &[u8; GROUP]) -> [u8; 4] {
     let bits = codes.iter().enumerate().fold(0, |bits, (i, c)| bits | (u32::from((c >> 4) & 1) << i));
     bits.to_le_bytes()
 }
@@ -108,9 +108,30 @@ fn q5_1(x: &[f32; GROUP]) -> BlockQ5_1 {
 }
 
 fn q8_0(x: &[f32; GROUP]) -> BlockQ8_0 {
-    let d = extreme(x).abs() / 127.0;
+    let d = largest(x) / 127.0;
     let id = inverse(d);
-    BlockQ8_0 { d: Half::from_f32(d), qs: x.map(|x| (x * id).round() as i8) }
+    BlockQ8_0 { d: Half::from_f32(d), qs: x.map(|x| nearest(x * id)) }
+}
+
+/// The largest magnitude.
+fn largest(x: &[f32; GROUP]) -> f32 {
+    // In lanes, because a maximum over all of them in order is not turned into vectors.
+    let mut lanes = [0.0f32; 8];
+    for x in x.as_chunks::<8>().0 {
+        for (lane, x) in lanes.iter_mut().zip(x) {
+            *lane = if x.abs() > *lane { x.abs() } else { *lane };
+        }
+    }
+    lanes.iter().fold(0.0, |m, lane| if *lane > m { *lane } else { m })
+}
+
+/// `x` rounded as [`f32::round`] does, ties away from zero, to a code of 8 bits. Without a call, so that it becomes
+/// vectors: the difference to the whole part is exact.
+fn nearest(x: f32) -> i8 {
+    let magnitude = x.abs().min(128.0);
+    let whole = magnitude as i32;
+    let code = whole + i32::from(magnitude - whole as f32 >= 0.5);
+    (if x < 0.0 { -code } else { code }).clamp(-128, 127) as i8
 }
 
 /// What Q4_K and Q5_K share: scales, minimums and unpacked codes of eight groups.
@@ -146,7 +167,7 @@ fn k_groups(x: &[f32; 256], max_code: u8) -> KGroups {
 }
 
 /// The opposite of [`scale_min`]; the groups are put in order, into zeros.
-fn put_scale_min(scales: &mut [u8; 12], i: usize, sc: u8, mn: u8) {
+pub(super) fn put_scale_min(scales: &mut [u8; 12], i: usize, sc: u8, mn: u8) {
     if i < 4 {
         scales[i] = sc;
         scales[i + 4] = mn;
@@ -157,7 +178,11 @@ fn put_scale_min(scales: &mut [u8; 12], i: usize, sc: u8, mn: u8) {
     }
 }
 
-fn k_nibbles(codes: &[[u8; GROUP]; 8]) -> [u8; 128] {
+pub(super) fn k_fifth_bits(codes: &[[u8; GROUP]; 8]) -> [u8; 32] {
+    std::array::from_fn(|k| (0..8).fold(0, |bits, g| bits | ((codes[g][k] >> 4) << g)))
+}
+
+pub(super) fn k_nibbles(codes: &[[u8; GROUP]; 8]) -> [u8; 128] {
     std::array::from_fn(|i| {
         let (pair, k) = (i / GROUP * 2, i % GROUP);
         (codes[pair][k] & 15) | ((codes[pair + 1][k] & 15) << 4)
@@ -171,8 +196,7 @@ fn q4_k(x: &[f32; 256]) -> BlockQ4K {
 
 fn q5_k(x: &[f32; 256]) -> BlockQ5K {
     let KGroups { d, dmin, scales, codes } = k_groups(x, 31);
-    let qh = std::array::from_fn(|k| (0..8).fold(0, |bits, g| bits | ((codes[g][k] >> 4) << g)));
-    BlockQ5K { d, dmin, scales, qh, qs: k_nibbles(&codes) }
+    BlockQ5K { d, dmin, scales, qh: k_fifth_bits(&codes), qs: k_nibbles(&codes) }
 }
 
 fn q6_k(x: &[f32; 256]) -> BlockQ6K {
@@ -185,6 +209,12 @@ fn q6_k(x: &[f32; 256]) -> BlockQ6K {
         let scale = inverse(d.to_f32() * f32::from(scales[k / 16]));
         ((x[k] * scale + 32.5) as u8).min(63)
     };
+    let (ql, qh) = six_bits(code);
+    BlockQ6K { ql, qh, scales, d }
+}
+
+/// The low four and the high two bits of 256 codes, as Q6_K keeps them.
+pub(super) fn six_bits(code: impl Fn(usize) -> u8) -> ([u8; 128], [u8; 64]) {
     let ql = std::array::from_fn(|i| {
         let k = i / 64 * 128 + i % 64;
         (code(k) & 15) | ((code(k + 64) & 15) << 4)
@@ -193,7 +223,7 @@ fn q6_k(x: &[f32; 256]) -> BlockQ6K {
         let k = i / 32 * 128 + i % 32;
         (0..4).fold(0, |bits, g| bits | ((code(k + 32 * g) >> 4) << (2 * g)))
     });
-    BlockQ6K { ql, qh, scales, d }
+    (ql, qh)
 }
 
 #[cfg(test)]
@@ -217,6 +247,19 @@ mod tests {
             dequantize_row(dtype, &bytes, &mut back);
             let worst = x.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst <= bound * amplitude, "{dtype}: {worst}");
+        }
+    }
+
+    #[test]
+    fn codes_of_8_bits_are_rounded_as_the_standard_library_does() {
+        let below = |x: f32| f32::from_bits(x.to_bits() - 1);
+        for i in 0..=130_000 {
+            let x = i as f32 / 1000.0;
+            let half = i as f32 / 2.0;
+            for x in [x, half, below(half.max(0.5)), half + 1e-5, 1e30, f32::INFINITY] {
+                assert_eq!(nearest(x), x.round() as i8, "{x}");
+                assert_eq!(nearest(-x), (-x).round() as i8, "-{x}");
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use neuropil_device::{Backend, Device, HostOps, ScalarOps};
 use crate::gguf::Gguf;
 use crate::model::tokenizer::{Tokenizer, Vocabulary};
 use crate::model::{Progress, load_model};
+use crate::predict::Prediction;
 
 use super::{Engine, EngineError, Inner};
 
@@ -18,6 +19,7 @@ pub struct EngineBuilder<'a> {
     devices: Vec<Arc<dyn Device>>,
     ops: Option<Arc<dyn HostOps>>,
     exact: bool,
+    prediction: Prediction,
     progress: Box<Progress<'a>>,
 }
 
@@ -28,6 +30,7 @@ impl<'a> EngineBuilder<'a> {
             devices: Vec::new(),
             ops: None,
             exact: false,
+            prediction: Prediction::Auto,
             progress: Box::new(|_, _| {}),
         }
     }
@@ -61,6 +64,12 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
+    /// How the neurons of a neuron store are chosen in decode.
+    pub fn prediction(mut self, prediction: Prediction) -> Self {
+        self.prediction = prediction;
+        self
+    }
+
     /// Told how many of how many bytes are loaded, once per tensor.
     pub fn on_progress(mut self, progress: impl FnMut(u64, u64) + 'a) -> Self {
         self.progress = Box::new(progress);
@@ -86,7 +95,8 @@ impl<'a> EngineBuilder<'a> {
         };
         let (loaded, tokenizer) = std::thread::scope(|scope| {
             let beside = std::thread::Builder::new().spawn_scoped(scope, read);
-            let loaded = load_model(&gguf, &self.devices, &ops, self.exact, &mut *self.progress);
+            let loaded =
+                load_model(&gguf, &self.devices, &ops, self.exact, self.prediction, &mut *self.progress);
             let tokenizer = match beside {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 Err(_) => read(),
@@ -101,6 +111,8 @@ impl<'a> EngineBuilder<'a> {
                 gguf,
                 model: loaded.model,
                 weight_bytes: loaded.weight_bytes,
+                prediction: loaded.prediction,
+                thresholds: loaded.thresholds,
                 tokenizer,
                 notes,
                 devices: self.devices,

@@ -19,7 +19,8 @@ use crate::gguf::{Gguf, GgufError};
 use crate::model::chat::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::{LOGIT_ROWS, Model, ModelSpec, Step};
-use crate::pipeline::Scratch;
+use crate::pipeline::{Activity, Scratch, StepTimes};
+use crate::predict::{Prediction, SharedObserver, Thresholds};
 
 pub use builder::EngineBuilder;
 pub use error::EngineError;
@@ -36,12 +37,22 @@ struct Inner {
     gguf: Arc<Gguf>,
     model: Box<dyn Model>,
     weight_bytes: u64,
+    prediction: Prediction,
+    thresholds: Thresholds,
     tokenizer: Option<Tokenizer>,
     notes: Vec<String>,
     devices: Vec<Arc<dyn Device>>,
     /// Step memory that no step uses at the moment.
     scratch: Mutex<Vec<Scratch>>,
     load_time: Duration,
+}
+
+/// What a session's steps leave behind, and who watches them.
+#[derive(Clone, Default)]
+struct Record {
+    times: StepTimes,
+    activity: Activity,
+    observer: Option<SharedObserver>,
 }
 
 /// Bytes that an engine holds.
@@ -98,6 +109,16 @@ impl Engine {
         Ok(template)
     }
 
+    /// How neurons are chosen in decode; `Off` for a file that is no neuron store.
+    pub fn prediction(&self) -> Prediction {
+        self.inner.prediction
+    }
+
+    /// The cuts of [`Prediction::Threshold`], which may be moved: for calibration.
+    pub fn thresholds(&self) -> &Thresholds {
+        &self.inner.thresholds
+    }
+
     /// What a user should know about the model: guesses that were made, things that are missing.
     pub fn notes(&self) -> &[String] {
         &self.inner.notes
@@ -123,7 +144,7 @@ impl Engine {
     }
 
     /// Runs one step with memory that is kept for the next.
-    fn run(&self, mut step: Step<'_>, times: &mut crate::pipeline::StepTimes) -> Result<(), EngineError> {
+    fn run(&self, mut step: Step<'_>, record: &mut Record) -> Result<(), EngineError> {
         let vocab = self.spec().vocab;
         if let Some(token) = step.tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(EngineError::Token { token: *token, vocab });
@@ -134,11 +155,15 @@ impl Engine {
             None => Scratch::new(self.inner.model.scratch_shape())?,
         };
         scratch.times = Default::default();
+        scratch.activity.clear();
+        scratch.observer = record.observer.clone();
         let result = scratch
             .reserve(step.tokens.len(), step.outputs.len().min(LOGIT_ROWS))
             .map_err(EngineError::from)
             .and_then(|()| self.inner.model.forward(&mut step, &mut scratch));
-        *times += scratch.times;
+        record.times += scratch.times;
+        record.activity.merge(&scratch.activity);
+        scratch.observer = None;
         self.idle_scratch().push(scratch);
         result
     }

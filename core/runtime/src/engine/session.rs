@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use neuropil_device::{AttentionRow, KV_PAGE};
 
+use crate::model::sampler::log_sum_exp;
 use crate::model::{KvCache, KvShape, KvType, Sequences, Step};
-use crate::pipeline::{CancelToken, StepTimes};
+use crate::pipeline::{Activity, CancelToken, StepTimes};
+use crate::predict::SharedObserver;
 
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, Record};
 
 /// Tokens of a prompt that go through the model at a time.
 const PREFILL_CHUNK: usize = 512;
@@ -20,6 +22,8 @@ pub struct SessionOptions {
     pub context: Option<usize>,
     /// Precision of keys and values.
     pub kv: KvType,
+    /// Leave neurons out in prompts too, all positions but the first, as in decode: to measure what that costs.
+    pub sparse_prompt: bool,
 }
 
 /// One sequence of tokens. It is at a *position*, the number of tokens it holds, and has the logits of what comes next.
@@ -31,7 +35,8 @@ pub struct Session {
     /// `[vocab]`, or empty before the first token.
     logits: Vec<f32>,
     cancel: CancelToken,
-    times: StepTimes,
+    record: Record,
+    sparse_prompt: bool,
     lists: StepLists,
 }
 
@@ -58,7 +63,8 @@ impl Session {
             context,
             logits: Vec::new(),
             cancel: CancelToken::default(),
-            times: StepTimes::default(),
+            record: Record::default(),
+            sparse_prompt: options.sparse_prompt,
             lists: StepLists::default(),
         })
     }
@@ -90,7 +96,19 @@ impl Session {
 
     /// Where its time went so far.
     pub fn times(&self) -> StepTimes {
-        self.times
+        self.record.times
+    }
+
+    /// How many of the neurons of a store were computed for its tokens, prompts aside.
+    pub fn activity(&self) -> &Activity {
+        &self.record.activity
+    }
+
+    /// Lets somebody watch the gates while its tokens run; needs an engine with [`Prediction::Gate`].
+    ///
+    /// [`Prediction::Gate`]: crate::predict::Prediction::Gate
+    pub fn observe(&mut self, observer: Option<SharedObserver>) {
+        self.record.observer = observer;
     }
 
     /// A switch that stops its work from another thread, seen within one layer.
@@ -108,7 +126,8 @@ impl Session {
             context: self.context,
             logits: self.logits.clone(),
             cancel: CancelToken::default(),
-            times: StepTimes::default(),
+            record: Record::default(),
+            sparse_prompt: self.sparse_prompt,
             lists: StepLists::default(),
         }
     }
@@ -162,6 +181,25 @@ impl Session {
         self.append(tokens, Some((from, on_logits)))
     }
 
+    /// How badly the model predicts a chunk of text: the sum of `-ln p` of the tokens in its second half, each given
+    /// those before it. What the session held is forgotten. Perplexity is `exp` of the mean over chunks.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn loss(&mut self, chunk: &[u32]) -> Result<f64, EngineError> {
+        self.truncate(0);
+        let Some((_, read)) = chunk.split_last() else { return Ok(0.0) };
+        let mut sum = 0.0;
+        self.prefill_scored(read, chunk.len() / 2, &mut |at, logits| {
+            let token = chunk.get(at + 1).copied().unwrap_or(0);
+            let next = logits.get(token as usize);
+            let next = next.ok_or(EngineError::Token { token, vocab: logits.len() })?;
+            sum += log_sum_exp(logits) - f64::from(*next);
+            Ok(())
+        })?;
+        Ok(sum)
+    }
+
     /// Appends one token; the logits are those after it.
     ///
     /// # Errors
@@ -198,9 +236,9 @@ impl Session {
             let first = self.tokens.len();
             rows.clear();
             rows.extend((0..chunk.len()).map(|i| AttentionRow { sequence: 0, position: first + i }));
-            // A prompt is computed with all neurons.
+            // A prompt is computed with all neurons, and the first position, the attention sink, always is.
             predict.clear();
-            predict.resize(chunk.len(), false);
+            predict.extend((first..first + chunk.len()).map(|position| self.sparse_prompt && position > 0));
             let last = done + chunk.len() == tokens.len();
             let from = match &scored {
                 Some((from, _)) => from.saturating_sub(done).min(chunk.len()),
@@ -226,7 +264,7 @@ impl Session {
                 outputs: &outputs,
                 predict: &predict,
             };
-            self.engine.run(step, &mut self.times)?;
+            self.engine.run(step, &mut self.record)?;
             self.cache.commit(first + chunk.len());
             self.tokens.extend_from_slice(chunk);
             if !last {
@@ -330,7 +368,7 @@ impl Engine {
         // The step's lists live with the first session's, so that a token allocates nothing once they have grown.
         let mut lists = mem::take(&mut sessions[*first].lists);
         lists.fill(inputs, sessions);
-        let mut times = StepTimes::default();
+        let mut record = mem::take(&mut sessions[*first].record);
         let step = Step {
             tokens: &lists.tokens,
             rows: &lists.rows,
@@ -338,10 +376,10 @@ impl Engine {
             outputs: &lists.outputs,
             predict: &lists.predict,
         };
-        let result = self.run(step, &mut times);
+        let result = self.run(step, &mut record);
         let first = &mut sessions[*first];
         first.lists = lists;
-        first.times += times;
+        first.record = record;
         result?;
         for (index, token) in inputs {
             let session = &mut sessions[*index];

@@ -25,6 +25,9 @@ pub enum GgufError {
         "{file}: is not a GGUF file (it begins with \"{found}\"); a saved web page or a Git LFS pointer looks like this, download the model itself"
     )]
     NotGguf { file: PathBuf, found: String },
+    /// A file of PowerInfer, which is converted before it runs.
+    #[error("{file}: is a file of PowerInfer; convert it with neuropil convert and run the result")]
+    PowerInfer { file: PathBuf },
     /// The version field is byte-swapped.
     #[error(
         "{file}: is a big-endian GGUF file; neuropil reads little-endian files, convert it or download the little-endian one"
@@ -157,6 +160,11 @@ pub enum GgufError {
     /// The same tensor in two shards.
     #[error("{file}: the tensor \"{tensor}\" is also in \"{other}\"; the files are not of one set, download them again", other = other.display())]
     SplitDuplicateTensor { file: PathBuf, tensor: String, other: PathBuf },
+    /// Bytes of a tensor that are not those that were written, found by [`verify`](super::verify).
+    #[error(
+        "{file}: the bytes of the tensor \"{tensor}\" have the checksum {found:08x} and {wanted:08x} was written; the file is damaged, get or convert it again"
+    )]
+    Checksum { file: PathBuf, tensor: String, wanted: u32, found: u32 },
     /// A weight or a block scale that is not a finite number, found by [`verify`](super::verify).
     #[error(
         "{file}: block {block} of the tensor \"{tensor}\" ({type_name}) has a value that is {value}; the file is damaged, download it again"

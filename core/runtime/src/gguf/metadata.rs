@@ -226,10 +226,15 @@ pub(super) fn position<'a, T>(
     name: impl Fn(&T) -> &str,
     wanted: &str,
 ) -> Option<&'a T> {
+    items.get(index(items, order, name, wanted)?)
+}
+
+/// Where the item called `wanted` is.
+pub(super) fn index<T>(items: &[T], order: &[u32], name: impl Fn(&T) -> &str, wanted: &str) -> Option<usize> {
     let compare = |index: &u32| match items.get(*index as usize) {
         Some(item) => name(item).cmp(wanted),
         None => std::cmp::Ordering::Greater,
     };
     let found = order.binary_search_by(compare).ok()?;
-    items.get(*order.get(found)? as usize)
+    order.get(found).map(|index| *index as usize)
 }

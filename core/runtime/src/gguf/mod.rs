@@ -1,4 +1,4 @@
-//! Reads GGUF files: the header with every check, the data by map or by positioned reads.
+//! Reads GGUF files: the header with every check, the data by map or by positioned reads. [`GgufWriter`] writes them.
 //!
 //! A model file is untrusted input. The reader promises, whatever the bytes are:
 //!
@@ -24,10 +24,12 @@ mod metadata;
 mod parse;
 mod shard;
 mod split;
+mod staged;
 mod tensor;
 mod types;
 mod value;
 mod verify;
+mod write;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -41,14 +43,16 @@ pub use parse::{
     Header, MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_PAIRS, MAX_TENSORS, TypePolicy, parse,
 };
 pub use tensor::{Dims, TensorInfo};
-pub use types::{TENSOR_TYPES, TensorType, tensor_type};
+pub use types::{TENSOR_TYPES, TensorType, tensor_id, tensor_type};
 pub use value::{Array, Strings, Value};
 pub use verify::{VerifyReport, verify};
+pub use write::{CHECKSUM_KEY, GgufWriter, NewTensor, Pairs, WriteError};
 
 /// A GGUF file, or a set of them, open for reading: metadata, tensor directory, and the data.
 pub struct Gguf {
     path: PathBuf,
     version: u32,
+    powerinfer: bool,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
@@ -63,7 +67,7 @@ impl Gguf {
         Gguf::open_as(path, TypePolicy::Supported)
     }
 
-    /// Opens the file to list it: as [`Gguf::open`], but tensors may have any type. One of a type that is not
+    /// Opens the file to list or convert it: as [`Gguf::open`], but tensors may have any type. One of a type that is not
     /// even known by name counts as 0 bytes.
     pub fn open_header(path: &Path) -> Result<Gguf, GgufError> {
         Gguf::open_as(path, TypePolicy::Any)
@@ -74,6 +78,7 @@ impl Gguf {
         Ok(Gguf {
             path: path.into(),
             version: set.version,
+            powerinfer: set.powerinfer,
             metadata: set.metadata,
             tensors: set.tensors,
             order: set.order,
@@ -89,6 +94,11 @@ impl Gguf {
     /// The version of the format, 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
+    }
+
+    /// Whether it is a file of PowerInfer; [`Gguf::open`] takes none.
+    pub fn is_powerinfer(&self) -> bool {
+        self.powerinfer
     }
 
     /// The size of the file, or of all files of the set.
@@ -114,6 +124,11 @@ impl Gguf {
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         metadata::position(&self.tensors, &self.order, |tensor| &tensor.name, name)
+    }
+
+    /// The number of the tensor of this name.
+    pub fn index(&self, name: &str) -> Option<usize> {
+        metadata::index(&self.tensors, &self.order, |tensor| &tensor.name, name)
     }
 
     /// The tensor of this name; an absent one is an error.

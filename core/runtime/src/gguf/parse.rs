@@ -11,7 +11,7 @@ use super::cursor::Cursor;
 use super::error::{GgufError, shown};
 use super::metadata::{Metadata, sorted_by_name, twice};
 use super::tensor::{Dims, TensorInfo, check_extents, tensor_bytes};
-use super::types::{supported_names, tensor_type};
+use super::types::{DATA_TYPES, supported_names, tensor_type};
 use super::value::{Array, Strings, Value};
 
 /// The most bytes a header may have. The largest vocabularies in use take 16 MB.
@@ -25,6 +25,8 @@ pub const MAX_NAME_BYTES: u64 = u16::MAX as u64;
 /// The largest `general.alignment`; the smallest is 8.
 pub const MAX_ALIGNMENT: u64 = 16 << 20;
 
+/// How a file of PowerInfer begins; the rest is GGUF version 3.
+const POWERINFER: &[u8; 4] = b"PWRI";
 /// `general.alignment` when the key is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// A key of no bytes, its length, the type, a value of one byte.
@@ -35,9 +37,10 @@ const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 /// Which tensor types the parser accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TypePolicy {
-    /// Those that neuropil runs; another is an error.
+    /// Those that neuropil runs, and those of a neuron store's bundles and lists; another is an error.
     Supported,
-    /// Any, for listing a file; the size of an unknown one counts as 0.
+    /// Any, for listing and converting a file; the size of an unknown one counts as 0. PowerInfer's files, which only
+    /// their first four bytes tell from others, are taken too.
     Any,
 }
 
@@ -47,6 +50,8 @@ pub enum TypePolicy {
 pub struct Header {
     /// 2 or 3.
     pub version: u32,
+    /// Whether it is a file of PowerInfer: a sparse model, to be converted.
+    pub powerinfer: bool,
     /// The key-value pairs.
     pub metadata: Metadata,
     /// The tensors, in the file's order, with their absolute extents.
@@ -60,7 +65,8 @@ pub struct Header {
 /// Parses `bytes`, the whole of one file; `file` is what errors call it.
 pub fn parse(bytes: &[u8], file: &Path, types: TypePolicy) -> Result<Header, GgufError> {
     let mut cursor = Cursor::new(bytes, MAX_HEADER_BYTES, file);
-    let version = version(&mut cursor)?;
+    let powerinfer = bytes.starts_with(POWERINFER);
+    let version = version(&mut cursor, types)?;
     let tensor_count = cursor.u64(&"the tensor count")?;
     let pair_count = cursor.u64(&"the number of keys")?;
     cursor.expect(tensor_count, MIN_TENSOR_BYTES, &"the tensor directory")?;
@@ -95,7 +101,7 @@ pub fn parse(bytes: &[u8], file: &Path, types: TypePolicy) -> Result<Header, Ggu
         return Err(GgufError::DuplicateTensor { file: file.into(), tensor: shown(&tensor.name) });
     }
     check_extents(file, &tensors, bytes.len() as u64)?;
-    Ok(Header { version, metadata, tensors, alignment, data_start })
+    Ok(Header { version, powerinfer, metadata, tensors, alignment, data_start })
 }
 
 fn at_most(file: &Path, what: &'static str, count: u64, limit: u64) -> Result<(), GgufError> {
@@ -105,10 +111,14 @@ fn at_most(file: &Path, what: &'static str, count: u64, limit: u64) -> Result<()
     Ok(())
 }
 
-fn version(cursor: &mut Cursor) -> Result<u32, GgufError> {
+fn version(cursor: &mut Cursor, types: TypePolicy) -> Result<u32, GgufError> {
     let file = || cursor.file.to_path_buf();
     let (file, magic) = (file(), cursor.array::<4>(&"the GGUF signature")?);
-    if &magic != b"GGUF" {
+    if &magic == POWERINFER {
+        if types == TypePolicy::Supported {
+            return Err(GgufError::PowerInfer { file });
+        }
+    } else if &magic != b"GGUF" {
         return Err(GgufError::NotGguf { file, found: magic.escape_ascii().to_string() });
     }
     match cursor.u32(&"the version")? {
@@ -295,7 +305,8 @@ fn tensor(cursor: &mut Cursor, index: u64, types: TypePolicy) -> Result<TensorIn
     let offset = cursor.u64(what)?;
     let kind = tensor_type(type_id);
     let dtype = kind.and_then(|kind| kind.dtype);
-    if types == TypePolicy::Supported && dtype.is_none() {
+    let stored = kind.is_some_and(|kind| DATA_TYPES.contains(&kind.id));
+    if types == TypePolicy::Supported && dtype.is_none() && !stored {
         return Err(GgufError::UnsupportedType {
             file: file.into(),
             tensor: shown(),

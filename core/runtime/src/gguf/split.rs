@@ -18,6 +18,7 @@ const MAX_SHARDS: u64 = 1024;
 /// All files of a model and what their headers say together.
 pub(super) struct Set {
     pub(super) version: u32,
+    pub(super) powerinfer: bool,
     /// Of the first file; the others repeat it or hold none.
     pub(super) metadata: Metadata,
     pub(super) tensors: Vec<TensorInfo>,
@@ -57,16 +58,16 @@ pub(super) fn open(path: &Path, types: TypePolicy) -> Result<Set, GgufError> {
             return Err(GgufError::TooMany { file: path.into(), what, count: total, limit });
         }
         tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { shard: index, ..tensor }));
-        first.get_or_insert((header.version, header.metadata));
+        first.get_or_insert((header.version, header.powerinfer, header.metadata));
         shards.push(shard);
     }
-    let Some((version, metadata)) = first else {
+    let Some((version, powerinfer, metadata)) = first else {
         return Err(GgufError::MissingShard { file: path.into(), missing: path.into(), count });
     };
     check_tensor_count(&metadata, path, count, tensors.len() as u64)?;
     let order = sorted_by_name(&tensors, path, |tensor| &tensor.name)?;
     check_names(&tensors, &order, &paths, path)?;
-    Ok(Set { version, metadata, tensors, order, shards })
+    Ok(Set { version, powerinfer, metadata, tensors, order, shards })
 }
 
 fn open_one(path: &Path, types: TypePolicy) -> Result<(Shard, Header), GgufError> {

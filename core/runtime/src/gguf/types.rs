@@ -68,9 +68,17 @@ pub const TENSOR_TYPES: [TensorType; 35] = [
     known(42, "Q2_0", 64, 18),
 ];
 
+/// The ids of I8 and I32, which compute nothing but hold the bundles and lists of a neuron store.
+pub(super) const DATA_TYPES: [u32; 2] = [24, 26];
+
 /// The type with this id, if it is known.
 pub fn tensor_type(id: u32) -> Option<&'static TensorType> {
     TENSOR_TYPES.iter().find(|known| known.id == id)
+}
+
+/// The id of a type that computes.
+pub fn tensor_id(dtype: DType) -> u32 {
+    TENSOR_TYPES.iter().find(|known| known.dtype == Some(dtype)).map_or(0, |known| known.id)
 }
 
 /// The names of the types that neuropil runs, for messages.

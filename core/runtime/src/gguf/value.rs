@@ -58,6 +58,19 @@ impl Strings {
         Strings { bytes, ends }
     }
 
+    /// The strings of a list; `None` when they are more bytes than a header may have.
+    pub fn of<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Option<Strings> {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+        for text in texts {
+            bytes.extend_from_slice(text);
+            if bytes.len() > super::MAX_HEADER_BYTES {
+                return None;
+            }
+            ends.push(bytes.len() as u32);
+        }
+        Some(Strings::new(bytes.into(), ends.into()))
+    }
+
     /// The number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
@@ -137,6 +150,54 @@ impl Value {
             Value::Str(bytes) => std::str::from_utf8(bytes).ok(),
             _ => None,
         }
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Value {
+        Value::Str(text.as_bytes().into())
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Value {
+        Value::Str(text.into_bytes().into())
+    }
+}
+
+impl From<u32> for Value {
+    fn from(number: u32) -> Value {
+        Value::U32(number)
+    }
+}
+
+impl From<f32> for Value {
+    fn from(number: f32) -> Value {
+        Value::F32(number)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(value: bool) -> Value {
+        Value::Bool(value)
+    }
+}
+
+impl From<Vec<u32>> for Value {
+    fn from(numbers: Vec<u32>) -> Value {
+        Value::Array(Array::U32(numbers.into()))
+    }
+}
+
+impl From<Vec<i32>> for Value {
+    fn from(numbers: Vec<i32>) -> Value {
+        Value::Array(Array::I32(numbers.into()))
+    }
+}
+
+impl From<Vec<f32>> for Value {
+    fn from(numbers: Vec<f32>) -> Value {
+        Value::Array(Array::F32(numbers.into()))
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! A file that was damaged without being cut has extents that are all right. What gives most of such damage away
 //! is a float that is not finite: in a weight itself, or in a scale of a block, where one bad bit pattern makes
-//! 32 or 256 weights useless and then every token after them.
+//! 32 or 256 weights useless and then every token after them. A file with checksums, such as a neuron store, hides no
+//! damage to its tensors.
 
 use neuropil_device::DType;
 
 use super::error::{GgufError, shown};
 use super::tensor::TensorInfo;
-use super::{Gguf, cursor};
+use super::{CHECKSUM_KEY, Gguf, cursor};
 
 /// Bytes of one read, rounded down to whole blocks.
 const CHUNK: usize = 1 << 20;
@@ -25,18 +26,23 @@ pub struct VerifyReport {
     pub blocks: u64,
     /// Tensors of a type whose values are not looked at, only read.
     pub unchecked: u64,
+    /// Tensors whose checksum is in the file, and right.
+    pub checksums: u64,
 }
 
-/// Reads every tensor byte and checks that floats and block scales are finite. `progress` is told the bytes read so
+/// Reads every tensor byte and checks that floats and block scales are finite, and checksums where the file has them. `progress` is told the bytes read so
 /// far, about once per MiB. Extents were already checked when the file was opened.
 ///
 /// # Errors
-/// [`GgufError::NotFinite`] names the first tensor and block with a NaN or an infinity; a read that fails, and a
+/// [`GgufError::NotFinite`] names the first tensor and block with a NaN or an infinity, [`GgufError::Checksum`] the first
+/// tensor whose bytes are not those that were written; a read that fails, and a
 /// file that became shorter, are errors too.
 pub fn verify(gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<VerifyReport, GgufError> {
     let mut report = VerifyReport { tensors: gguf.tensors().len() as u64, ..VerifyReport::default() };
     let mut buffer: Vec<u8> = cursor::reserve(CHUNK as u64, gguf.path())?;
-    for tensor in gguf.tensors() {
+    let checksums = checksums(gguf)?;
+    for (index, tensor) in gguf.tensors().iter().enumerate() {
+        let mut crc = crc32fast::Hasher::new();
         let block = tensor.dtype.map_or(1, DType::block_bytes);
         let per_read = (CHUNK / block) as u64;
         report.unchecked += u64::from(tensor.dtype.is_none());
@@ -45,6 +51,9 @@ pub fn verify(gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<VerifyReport
             let take = (per_read * block as u64).min(tensor.bytes - from);
             buffer.resize(take as usize, 0);
             gguf.read_part(tensor, from, &mut buffer)?;
+            if checksums.is_some() {
+                crc.update(&buffer);
+            }
             if let Some(dtype) = tensor.dtype {
                 if let Some((index, value)) = first_bad(dtype, &buffer) {
                     return Err(not_finite(gguf, tensor, dtype, from / block as u64 + index, value));
@@ -55,8 +64,28 @@ pub fn verify(gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<VerifyReport
             report.bytes += take;
             progress(report.bytes);
         }
+        if let Some(wanted) = checksums.and_then(|all| all.get(index)) {
+            let found = crc.finalize();
+            if found != *wanted {
+                let (file, tensor) = (gguf.shard_path(tensor).into(), shown(&tensor.name));
+                return Err(GgufError::Checksum { file, tensor, wanted: *wanted, found });
+            }
+            report.checksums += 1;
+        }
     }
     Ok(report)
+}
+
+/// The checksums that the file has, one for each tensor.
+fn checksums(gguf: &Gguf) -> Result<Option<&[u32]>, GgufError> {
+    let all = gguf.metadata().u32s(CHECKSUM_KEY)?;
+    let count = gguf.tensors().len();
+    match (all, gguf.metadata().get(CHECKSUM_KEY)) {
+        (Some(all), Some(value)) if all.len() != count => {
+            Err(gguf.metadata().bad_value(CHECKSUM_KEY, value, "one number for each tensor"))
+        }
+        _ => Ok(all),
+    }
 }
 
 fn not_finite(gguf: &Gguf, tensor: &TensorInfo, dtype: DType, block: u64, value: &'static str) -> GgufError {

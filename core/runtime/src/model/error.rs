@@ -75,6 +75,33 @@ pub enum ModelError {
         /// Each device's reason.
         reasons: String,
     },
+    /// The neuron store itself.
+    #[error(transparent)]
+    Store(#[from] crate::store::StoreError),
+    /// Neurons are to be predicted by what the file does not have.
+    #[error("--predict {asked}: {reason}")]
+    Prediction {
+        /// What was asked for.
+        asked: &'static str,
+        /// What is missing, and the cure.
+        reason: String,
+    },
+    /// The neurons of a store are not those that the model's keys describe.
+    #[error("the store has {found}, but the model's keys need {wanted}; convert the model again")]
+    StoreShape {
+        /// What the store has.
+        found: String,
+        /// What the keys say.
+        wanted: String,
+    },
+    /// A gate that cannot be copied in 4 bits.
+    #[error("tensor {name}: its width is no multiple of the blocks of {dtype}; use --predict gate")]
+    GateWidth {
+        /// The tensor.
+        name: String,
+        /// The type.
+        dtype: String,
+    },
     /// The host refused memory.
     #[error("out of memory: {what} needs {bytes} more bytes")]
     OutOfMemory {

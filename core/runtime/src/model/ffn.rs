@@ -3,33 +3,18 @@
 //! Architectures call [`Ffn::forward`] and do not know how the weights lie: as one block on a device, or as single
 //! neurons of which only those that may fire are computed.
 
-use neuropil_device::{Activation, Buffer, ClusterJob, ClusterWeights, Stage};
+use neuropil_device::{Activation, ClusterJob, ClusterWeights, Stage};
 
 use crate::engine::EngineError;
-use crate::pipeline::Scratch;
-
-use super::load::Placed;
-
-/// What a feed-forward reads and writes, `[tokens, width]` each.
-pub(crate) struct FfnInput<'a> {
-    /// Rows of the buffers.
-    pub tokens: usize,
-    /// The normed stream.
-    pub h: Buffer,
-    /// The residual stream before the norm, for predictors that read it.
-    pub x: Buffer,
-    /// Takes the result; may be `x`.
-    pub y: Buffer,
-    /// Add to `y` instead of overwriting it.
-    pub accumulate: bool,
-    /// For each token, whether neurons may be left out that are only predicted to be silent.
-    pub predict: &'a [bool],
-}
+use crate::pipeline::{FfnInput, Neurons, Scratch};
+use crate::submit::Placed;
 
 /// The neurons of a layer or an expert.
 pub(crate) enum Ffn {
     /// All of them as one block.
     Block(Placed),
+    /// One by one, out of a neuron store.
+    Neurons(Neurons),
 }
 
 impl Ffn {
@@ -52,8 +37,9 @@ impl Ffn {
                     y: Some(input.y.write()?),
                     accumulate: input.accumulate,
                 };
-                scratch.cluster(&*block.device, job)
+                Ok(scratch.jobs.cluster(&*block.device, job)?)
             }
+            Ffn::Neurons(neurons) => Ok(neurons.forward(activation, input, scratch)?),
         }
     }
 }

@@ -12,14 +12,11 @@ use neuropil_device::{
 };
 
 use crate::gguf::{Gguf, TensorInfo};
+use crate::submit::Placed;
 
 use super::ModelError;
-
-/// A weight and the device that holds it.
-pub(crate) struct Placed {
-    pub device: Arc<dyn Device>,
-    pub weight: PreparedWeight,
-}
+use super::ffn::Ffn;
+use super::load_neurons::StoreView;
 
 /// Three matrices that share an input, on one device.
 pub(crate) struct PlacedTrio {
@@ -27,19 +24,45 @@ pub(crate) struct PlacedTrio {
     pub weights: [PreparedWeight; 3],
 }
 
+/// A tensor, or what one expert has of a tensor that holds the matrices of all experts.
+#[derive(Clone, Copy)]
+struct Part<'t> {
+    tensor: &'t TensorInfo,
+    /// Which of how many equal parts: whole rows each.
+    index: u64,
+    of: u64,
+}
+
+impl<'t> Part<'t> {
+    fn whole(tensor: &'t TensorInfo) -> Part<'t> {
+        Part { tensor, index: 0, of: 1 }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.tensor.bytes / self.of
+    }
+
+    /// Where it begins in the tensor.
+    fn start(&self) -> u64 {
+        self.index * self.bytes()
+    }
+}
+
 /// Told how many of how many bytes are loaded.
 pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// Loads the tensors of one file onto devices.
 pub(crate) struct Loader<'a> {
-    gguf: &'a Gguf,
+    pub(super) gguf: &'a Gguf,
     devices: &'a [Arc<dyn Device>],
-    exact: bool,
+    pub(super) exact: bool,
     loaded: u64,
     total: u64,
     /// Bytes of prepared weights so far.
     pub weight_bytes: u64,
     progress: &'a mut Progress<'a>,
+    /// The store that the file is, if it is one.
+    store: Option<Arc<StoreView>>,
 }
 
 impl<'a> Loader<'a> {
@@ -47,17 +70,27 @@ impl<'a> Loader<'a> {
         gguf: &'a Gguf,
         devices: &'a [Arc<dyn Device>],
         exact: bool,
+        store: Option<StoreView>,
         progress: &'a mut Progress<'a>,
     ) -> Loader<'a> {
         let total = gguf.tensors().iter().map(|t| t.bytes).sum();
-        Loader { gguf, devices, exact, loaded: 0, total, weight_bytes: 0, progress }
+        Loader {
+            gguf,
+            devices,
+            exact,
+            loaded: 0,
+            total,
+            weight_bytes: 0,
+            progress,
+            store: store.map(Arc::new),
+        }
     }
 
     /// A small tensor as numbers: a norm's weight, rotary factors.
     pub(crate) fn vector(&mut self, name: &str) -> Result<Vec<f32>, ModelError> {
         let tensor = self.gguf.require(name)?;
         self.loaded += tensor.bytes;
-        self.numbers(tensor)
+        self.numbers(Part::whole(tensor))
     }
 
     /// One matrix.
@@ -84,19 +117,43 @@ impl<'a> Loader<'a> {
         Ok(PlacedTrio { device, weights })
     }
 
-    /// All neurons of a feed-forward layer as one block.
-    pub(crate) fn neurons(
+    /// The feed-forward of a layer, or of one of its experts, `expert` saying which of how many: out of the store, or
+    /// the three matrices as one block. In a model file the matrices of all experts lie one after the other in each
+    /// tensor.
+    pub(crate) fn ffn(
         &mut self,
+        layer: usize,
+        expert: Option<(usize, usize)>,
+        names: [&str; 3],
+        neurons: usize,
+        width: usize,
+    ) -> Result<Ffn, ModelError> {
+        match self.store.clone() {
+            Some(view) => {
+                let expert = expert.map(|(index, _)| index);
+                Ok(Ffn::Neurons(self.store_neurons(&view, layer, expert)?))
+            }
+            None => Ok(Ffn::Block(self.neurons(expert.unwrap_or((0, 1)), names, neurons, width)?)),
+        }
+    }
+
+    /// All neurons of a feed-forward layer as one block, or those of part `index` of `of`.
+    fn neurons(
+        &mut self,
+        (index, of): (usize, usize),
         names: [&str; 3],
         neurons: usize,
         width: usize,
     ) -> Result<Placed, ModelError> {
         let [gate, up, down] = names;
-        let (gate, up, down) = (self.gguf.require(gate)?, self.gguf.require(up)?, self.gguf.require(down)?);
+        let part = |name| -> Result<Part<'a>, ModelError> {
+            Ok(Part { tensor: self.gguf.require(name)?, index: index as u64, of: of as u64 })
+        };
+        let (gate, up, down) = (part(gate)?, part(up)?, part(down)?);
         let op = OpShape::Cluster {
             stage: Stage::Fused,
-            dtype: self.dtype(gate)?,
-            down_dtype: self.dtype(down)?,
+            dtype: self.dtype(gate.tensor)?,
+            down_dtype: self.dtype(down.tensor)?,
             neurons,
             width,
             tokens: 1,
@@ -120,7 +177,7 @@ impl<'a> Loader<'a> {
             })
             .map_err(into_device_error)
         })?;
-        self.advance(&weight, gate.bytes + up.bytes + down.bytes);
+        self.advance(&weight, gate.bytes() + up.bytes() + down.bytes());
         Ok(Placed { device, weight })
     }
 
@@ -136,14 +193,14 @@ impl<'a> Loader<'a> {
         cols: usize,
     ) -> Result<PreparedWeight, ModelError> {
         let tensor = self.gguf.require(name)?;
-        let weight = self.with_rows(tensor, |dtype, data| {
+        let weight = self.with_rows(Part::whole(tensor), |dtype, data| {
             device.prepare(WeightSource::Matrix(Matrix { dtype, rows, cols, data }), None)
         })?;
         self.advance(&weight, tensor.bytes);
         Ok(weight)
     }
 
-    fn choose(&self, name: &str, ops: &[OpShape]) -> Result<Arc<dyn Device>, ModelError> {
+    pub(super) fn choose(&self, name: &str, ops: &[OpShape]) -> Result<Arc<dyn Device>, ModelError> {
         let mut reasons = Vec::new();
         for device in self.devices {
             let refusal = ops.iter().find_map(|op| match device.supports(op) {
@@ -167,36 +224,41 @@ impl<'a> Loader<'a> {
         if self.exact { Ok(DType::F32) } else { file_type(tensor) }
     }
 
-    fn numbers(&self, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
-        let out_of_memory = |bytes: u64| ModelError::OutOfMemory { what: tensor.name.clone(), bytes };
-        let elements = tensor.elements() as usize;
+    fn numbers(&self, part: Part<'_>) -> Result<Vec<f32>, ModelError> {
+        let out_of_memory = |bytes: u64| ModelError::OutOfMemory { what: part.tensor.name.clone(), bytes };
+        let elements = (part.tensor.elements() / part.of) as usize;
         let mut raw = Vec::new();
-        raw.try_reserve_exact(tensor.bytes as usize).map_err(|_| out_of_memory(tensor.bytes))?;
-        raw.resize(tensor.bytes as usize, 0);
-        self.gguf.read_into(tensor, &mut raw)?;
+        raw.try_reserve_exact(part.bytes() as usize).map_err(|_| out_of_memory(part.bytes()))?;
+        raw.resize(part.bytes() as usize, 0);
+        self.gguf.read_part(part.tensor, part.start(), &mut raw)?;
         let mut values = Vec::new();
         values.try_reserve_exact(elements).map_err(|_| out_of_memory(4 * elements as u64))?;
         values.resize(elements, 0.0);
-        quant::dequantize_row(file_type(tensor)?, &raw, &mut values);
+        quant::dequantize_row(file_type(part.tensor)?, &raw, &mut values);
         Ok(values)
     }
 
     fn with_rows<R>(
         &self,
-        tensor: &TensorInfo,
+        part: Part<'_>,
         use_rows: impl FnOnce(DType, &dyn RowSource) -> Result<R, DeviceError>,
     ) -> Result<R, ModelError> {
         let result = if self.exact {
-            let values = self.numbers(tensor)?;
+            let values = self.numbers(part)?;
             use_rows(DType::F32, &bytemuck::cast_slice::<f32, u8>(&values))
         } else {
-            use_rows(file_type(tensor)?, &FileRows { gguf: self.gguf, tensor })
+            use_rows(file_type(part.tensor)?, &FileRows { gguf: self.gguf, part })
         };
-        result.map_err(|source| ModelError::Weight { name: tensor.name.clone(), source })
+        result.map_err(|source| ModelError::Weight { name: part.tensor.name.clone(), source })
     }
 
     fn advance(&mut self, weight: &PreparedWeight, bytes: u64) {
-        self.weight_bytes += weight.bytes() as u64;
+        self.count(weight.bytes() as u64, bytes);
+    }
+
+    /// Counts memory that was taken, and bytes of the file that were read.
+    pub(super) fn count(&mut self, memory: u64, bytes: u64) {
+        self.weight_bytes += memory;
         self.loaded += bytes;
         (self.progress)(self.loaded, self.total);
     }
@@ -217,20 +279,24 @@ pub(super) fn file_type(tensor: &TensorInfo) -> Result<DType, ModelError> {
         .ok_or_else(|| ModelError::Type { name: tensor.name.clone(), found: tensor.type_name().into() })
 }
 
-/// A tensor's bytes, read from the file as they are asked for.
+/// The bytes of a tensor or of a part of it, read from the file as they are asked for.
 struct FileRows<'a> {
     gguf: &'a Gguf,
-    tensor: &'a TensorInfo,
+    part: Part<'a>,
 }
 
 impl RowSource for FileRows<'_> {
     fn len(&self) -> usize {
-        self.tensor.bytes as usize
+        self.part.bytes() as usize
     }
 
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
+        let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len());
+        if !inside {
+            return Err(DeviceError::Source { reason: "the weight is too short".into() });
+        }
         self.gguf
-            .read_part(self.tensor, offset as u64, out)
+            .read_part(self.part.tensor, self.part.start() + offset as u64, out)
             .map_err(|error| DeviceError::Source { reason: error.to_string() })
     }
 }

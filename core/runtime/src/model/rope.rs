@@ -187,8 +187,10 @@ mod tests {
             norm_eps: 1e-5,
             rope_base: base,
             rope_dim: dim,
+            rope_adjacent: true,
             rope_scaling,
             window: None,
+            experts: None,
             activation: Activation::new(ActivationKind::Silu),
         }
     }

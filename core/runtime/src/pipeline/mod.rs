@@ -7,9 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use neuropil_device::{Buffer, ClusterJob, CompletionQueue, Device, DeviceError, MatmulJob, Submission};
+use neuropil_device::{Buffer, DeviceError};
 
-use crate::engine::EngineError;
+use crate::predict::SharedObserver;
+use crate::submit::Jobs;
+
+mod activity;
+mod experts;
+mod neurons;
+
+pub use activity::Activity;
+pub(crate) use experts::{Choice, ExpertScratch, ExpertShape};
+pub(crate) use neurons::{Decision, FfnInput, NeuronScratch, Neurons};
 
 /// Asks a generation to stop; clones are the same switch. Seen within one layer.
 #[derive(Clone, Debug, Default)]
@@ -86,6 +95,8 @@ pub(crate) struct ScratchShape {
     pub q: usize,
     pub kv: usize,
     pub vocab: usize,
+    /// What a layer of experts needs besides.
+    pub experts: ExpertShape,
 }
 
 /// The memory of one step, kept from step to step so that a token allocates nothing.
@@ -93,8 +104,14 @@ pub(crate) struct Scratch {
     shape: ScratchShape,
     tokens: usize,
     logit_rows: usize,
-    queue: Arc<CompletionQueue>,
-    clusters: Vec<Submission<ClusterJob>>,
+    /// To run jobs with.
+    pub jobs: Jobs,
+    /// For single neurons.
+    pub neurons: NeuronScratch,
+    /// How many neurons the step computed.
+    pub activity: Activity,
+    /// Told of the gates' values.
+    pub observer: Option<SharedObserver>,
     /// (cos, sin) of each row and pair.
     pub rope: Vec<[f32; 2]>,
     /// Where the time of the step went.
@@ -113,6 +130,8 @@ pub(crate) struct Scratch {
     pub attn: Buffer,
     /// Logits `[logit_rows, vocab]`.
     pub logits: Buffer,
+    /// What a layer of experts needs besides.
+    pub experts: ExpertScratch,
 }
 
 impl Scratch {
@@ -122,8 +141,10 @@ impl Scratch {
             shape,
             tokens: 0,
             logit_rows: 0,
-            queue: CompletionQueue::new(),
-            clusters: Vec::with_capacity(1),
+            jobs: Jobs::default(),
+            neurons: NeuronScratch::new()?,
+            activity: Activity::default(),
+            observer: None,
             rope: Vec::new(),
             times: StepTimes::default(),
             x: empty.clone(),
@@ -133,6 +154,7 @@ impl Scratch {
             v: empty.clone(),
             attn: empty.clone(),
             logits: empty,
+            experts: ExpertScratch::new(shape.experts)?,
         })
     }
 
@@ -150,6 +172,7 @@ impl Scratch {
             self.k = floats(tokens, kv)?;
             self.v = floats(tokens, kv)?;
             self.attn = floats(tokens, q)?;
+            self.experts.reserve(tokens, width)?;
             self.tokens = tokens;
         }
         if self.logit_rows < logit_rows {
@@ -161,25 +184,8 @@ impl Scratch {
 
     /// Bytes of the buffers.
     pub(crate) fn bytes(&self) -> usize {
-        [&self.x, &self.h, &self.q, &self.k, &self.v, &self.attn, &self.logits].iter().map(|b| b.len()).sum()
-    }
-
-    /// Submits a matmul and waits for it.
-    pub(crate) fn matmul(&self, device: &dyn Device, job: MatmulJob) -> Result<(), EngineError> {
-        device.submit_matmul(Submission::new(job, self.queue.completion(0)));
-        self.wait(device)
-    }
-
-    /// Submits one cluster and waits for it.
-    pub(crate) fn cluster(&mut self, device: &dyn Device, job: ClusterJob) -> Result<(), EngineError> {
-        self.clusters.push(Submission::new(job, self.queue.completion(0)));
-        device.submit_clusters(&mut self.clusters);
-        // A device that left the job behind must not hang us: dropping it reports it.
-        self.clusters.clear();
-        self.wait(device)
-    }
-
-    fn wait(&self, device: &dyn Device) -> Result<(), EngineError> {
-        Ok(self.queue.wait(|| device.help()).1?)
+        let buffers = [&self.x, &self.h, &self.q, &self.k, &self.v, &self.attn, &self.logits];
+        let own = buffers.iter().map(|b| b.len()).sum::<usize>();
+        own + self.neurons.bytes() + self.experts.bytes()
     }
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::codec;
 use crate::gguf_writer::{GgufFile, Value};
 use crate::temp::TempDir;
-use crate::toy::{BOS, END, EOS, EPSILON, RopeScaling, Toy, ToyModel, UNK, VOCABULARY, Weight};
+
+use super::{BOS, END, EOS, EPSILON, RopeScaling, Toy, ToyModel, UNK, VOCABULARY};
 
 impl Toy {
     /// The file, to be changed or written.
@@ -54,6 +55,16 @@ impl Toy {
         }
         if let Some(window) = self.sliding_window {
             file = number(file, "attention.sliding_window", window);
+        }
+        if let Some(experts) = self.experts {
+            file = number(file, "expert_count", experts.count);
+            file = number(file, "expert_used_count", experts.used);
+            if let Some(neurons) = experts.neurons {
+                file = number(file, "expert_feed_forward_length", neurons);
+            }
+            if let Some(gating) = experts.gating {
+                file = number(file, "expert_gating_func", gating as usize);
+            }
         }
         file = float(file, "attention.layer_norm_rms_epsilon", EPSILON);
         file = float(file, "rope.freq_base", self.rope_base);
@@ -109,10 +120,8 @@ impl ToyModel {
     /// The file, to be changed or written.
     pub fn file(&self) -> GgufFile {
         let file = self.toy.tokenizer(self.toy.hyperparameters(GgufFile::default()));
-        self.weights().into_iter().fold(file, |file, w: &Weight| {
-            let dims = [w.cols as u64, w.rows as u64];
-            let dims = if w.rows == 1 { &dims[..1] } else { &dims[..] };
-            file.tensor(&w.name, dims, codec::type_id(w.dtype), w.bytes.clone())
-        })
+        self.weights()
+            .into_iter()
+            .fold(file, |file, w| file.tensor(&w.name, &w.dims(), codec::type_id(w.dtype), w.bytes.clone()))
     }
 }

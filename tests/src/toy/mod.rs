@@ -1,12 +1,18 @@
-//! Llama models small enough to check by hand: every shape, type and option of a stock file, random weights.
+//! Models small enough to check by hand: every architecture, shape, type and option of a stock file, random weights.
 //!
 //! A [`Toy`] is the description, a [`ToyModel`] its weights. Each tensor is drawn from the seed and its own name, so
 //! changing one option leaves the other tensors as they are, and two models that should agree can be compared.
 //! Gains are chosen so that attention is uneven, no layer drowns the others and the best logit leads by about 1.
 
+mod file;
+mod named;
+mod weights;
+
 use neuropil_device::DType;
 
-use crate::codec;
+pub use named::named;
+use weights::Random;
+pub use weights::{Layer, Weight};
 
 /// How positions are stretched.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +42,19 @@ pub enum RopeScaling {
         /// The original context.
         original: usize,
     },
+}
+
+/// Experts instead of one feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToyExperts {
+    /// How many.
+    pub count: usize,
+    /// How many a token uses.
+    pub used: usize,
+    /// Neurons of each, written to the file; [`Toy::ffn`] and not written when `None`.
+    pub neurons: Option<usize>,
+    /// `expert_gating_func`: 1 for softmax, 2 for the logistic function; softmax and not written when `None`.
+    pub gating: Option<u32>,
 }
 
 /// A model to build; `Toy { heads: 6, ..Toy::default() }`.
@@ -69,7 +88,12 @@ pub struct Toy {
     pub sliding_window: Option<usize>,
     /// The embeddings are the output matrix too.
     pub tied: bool,
-    /// `neuropil.ffn_activation`: `silu`, `gelu`, `relu`, `relu2`, `drelu`; `silu` and not written when `None`.
+    /// Experts, if any.
+    pub experts: Option<ToyExperts>,
+    /// Width inside the predictors of firing neurons, if the file has some.
+    pub predictor_rank: Option<usize>,
+    /// `neuropil.ffn_activation`: `silu`, `gelu`, `relu`, `relu2`, `drelu`; the architecture's and not written when
+    /// `None`.
     pub activation: Option<&'static str>,
     /// `neuropil.ffn_activation_threshold`.
     pub threshold: Option<f32>,
@@ -103,6 +127,8 @@ impl Default for Toy {
             rope_scaling: RopeScaling::None,
             sliding_window: None,
             tied: false,
+            experts: None,
+            predictor_rank: None,
             activation: None,
             threshold: None,
             dtypes: Vec::new(),
@@ -130,64 +156,6 @@ pub const EPSILON: f32 = 1e-5;
 /// The tokens of a text, one per byte, without BOS.
 pub fn tokens(text: &str) -> Vec<u32> {
     text.bytes().map(|b| END + 1 + u32::from(b)).collect()
-}
-
-/// One tensor: as stored, and the values that stands for.
-#[derive(Clone, Debug)]
-pub struct Weight {
-    /// Name in the file.
-    pub name: String,
-    /// Type in the file.
-    pub dtype: DType,
-    /// Rows: outputs. 1 for a vector.
-    pub rows: usize,
-    /// Columns: inputs.
-    pub cols: usize,
-    /// The bytes in the file.
-    pub bytes: Vec<u8>,
-    /// What the bytes mean, row after row.
-    pub values: Vec<f32>,
-}
-
-impl Weight {
-    /// Stores values in a type.
-    pub fn new(name: &str, dtype: DType, rows: usize, cols: usize, values: &[f32]) -> Weight {
-        let bytes = codec::encode(dtype, values);
-        let values = codec::decode(dtype, &bytes);
-        Weight { name: name.into(), dtype, rows, cols, bytes, values }
-    }
-
-    /// The rows in another order: row `i` of the result is row `from(i)`.
-    fn reordered(&self, from: impl Fn(usize) -> usize) -> Weight {
-        let size = self.bytes.len() / self.rows;
-        let bytes = (0..self.rows).flat_map(|i| &self.bytes[from(i) * size..][..size]).copied().collect();
-        let values = (0..self.rows).flat_map(|i| &self.values[from(i) * self.cols..][..self.cols]).copied();
-        Weight { bytes, values: values.collect(), name: self.name.clone(), ..*self }
-    }
-}
-
-/// The tensors of one layer, named as in the file.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)] // the fields are the tensors' names
-pub struct Layer {
-    pub attn_norm: Weight,
-    pub attn_q: Weight,
-    pub attn_k: Weight,
-    pub attn_v: Weight,
-    pub attn_output: Weight,
-    pub ffn_norm: Weight,
-    pub ffn_gate: Weight,
-    pub ffn_up: Weight,
-    pub ffn_down: Weight,
-}
-
-impl Layer {
-    /// The tensors in the order of the file.
-    pub fn weights(&self) -> [&Weight; 9] {
-        let Layer { attn_norm, attn_q, attn_k, attn_v, attn_output, ffn_norm, ffn_gate, ffn_up, ffn_down } =
-            self;
-        [attn_norm, attn_q, attn_k, attn_v, attn_output, ffn_norm, ffn_gate, ffn_up, ffn_down]
-    }
 }
 
 /// A toy with its weights.
@@ -218,12 +186,31 @@ impl Toy {
         self.rope_dims.unwrap_or(self.head_dim())
     }
 
+    /// Neurons of a layer, or of each of its experts.
+    pub fn neurons(&self) -> usize {
+        self.experts.and_then(|experts| experts.neurons).unwrap_or(self.ffn)
+    }
+
+    /// The non-linearity: what the file says, or what its architecture means.
+    pub fn activation(&self) -> &'static str {
+        self.activation.unwrap_or(match self.architecture {
+            "bamboo" | "turbosparsemixtral" => "drelu",
+            "smallthinker" => "relu",
+            _ => "silu",
+        })
+    }
+
+    /// Whether a layer sees all positions and does not rotate although the model has a window.
+    pub fn sees_all(&self, layer: usize) -> bool {
+        self.architecture == "smallthinker" && self.sliding_window.is_some() && layer.is_multiple_of(4)
+    }
+
     /// Draws the weights.
     ///
     /// # Panics
     /// When a row is not a whole number of blocks of its type.
     pub fn model(&self) -> ToyModel {
-        let (width, ffn) = (self.width, self.ffn);
+        let width = self.width;
         let (q, kv) = (self.heads * self.head_dim(), self.kv_heads * self.head_dim());
         let layer = |n: usize| {
             let norm = |name: &str| self.norm(&format!("blk.{n}.{name}.weight"));
@@ -237,9 +224,11 @@ impl Toy {
                 attn_v: matrix("attn_v", kv, width, 1.0),
                 attn_output: matrix("attn_output", width, q, 3.0),
                 ffn_norm: norm("ffn_norm"),
-                ffn_gate: matrix("ffn_gate", ffn, width, 1.0),
-                ffn_up: matrix("ffn_up", ffn, width, 1.0),
-                ffn_down: matrix("ffn_down", width, ffn, 5.0),
+                ffn_gate: self.feed_forward(n, "gate", self.neurons(), width, 1.0),
+                ffn_up: self.feed_forward(n, "up", self.neurons(), width, 1.0),
+                ffn_down: self.feed_forward(n, "down", width, self.neurons(), 5.0),
+                ffn_gate_inp: self.experts.map(|e| matrix("ffn_gate_inp", e.count, width, 2.0)),
+                predictors: self.predictors(n),
             }
         };
         let embd = |name: &str| self.matrix(name, VOCABULARY, width, 4.0);
@@ -250,6 +239,31 @@ impl Toy {
             output: (!self.tied).then(|| embd("output.weight")),
             rope_freqs: self.rope_freqs(),
             toy: self.clone(),
+        }
+    }
+
+    /// A matrix of a layer's feed-forward, or those of all its experts.
+    fn feed_forward(&self, layer: usize, part: &str, rows: usize, cols: usize, gain: f32) -> Weight {
+        match self.experts {
+            None => self.matrix(&format!("blk.{layer}.ffn_{part}.weight"), rows, cols, gain),
+            Some(ToyExperts { count, .. }) => {
+                let name = format!("blk.{layer}.ffn_{part}_exps.weight");
+                let all = self.matrix(&name, count * rows, cols, gain);
+                Weight { experts: Some(count), ..all }
+            }
+        }
+    }
+
+    fn predictors(&self, layer: usize) -> Vec<[Weight; 2]> {
+        let Some(rank) = self.predictor_rank else { return Vec::new() };
+        let of = |suffix: String| {
+            [("fc1", rank, self.width), ("fc2", self.neurons(), rank)].map(|(part, rows, cols)| {
+                self.matrix(&format!("blk.{layer}.{part}{suffix}.weight"), rows, cols, 1.0)
+            })
+        };
+        match self.experts {
+            None => vec![of(String::new())],
+            Some(experts) => (0..experts.count).map(|expert| of(format!(".{expert}"))).collect(),
         }
     }
 
@@ -312,31 +326,6 @@ impl ToyModel {
             layer.attn_k = layer.attn_k.reordered(from);
         }
         twin
-    }
-}
-
-/// Numbers that are the same everywhere and for ever (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64, name: &str) -> Random {
-        let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
-        let hash = seed.to_le_bytes().into_iter().chain(name.bytes()).fold(0xcbf2_9ce4_8422_2325, mix);
-        Random(hash | 1)
-    }
-
-    /// From -1 to 1.
-    fn uniform(&mut self) -> f32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let bits = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40;
-        bits as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    /// Mean 0, variance 1, nearly normal: a sum of three uniform numbers.
-    fn normal(&mut self) -> f32 {
-        self.uniform() + self.uniform() + self.uniform()
     }
 }
 

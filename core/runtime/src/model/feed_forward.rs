@@ -1,0 +1,50 @@
+//! The feed-forward of a layer: one piece, or experts of which each token uses a few.
+
+use neuropil_device::Activation;
+
+use crate::engine::EngineError;
+use crate::pipeline::{FfnInput, Scratch};
+
+use super::experts::Experts;
+use super::ffn::Ffn;
+use super::load::Loader;
+use super::{ModelError, ModelSpec};
+
+/// What a layer does after attention.
+pub(crate) enum FeedForward {
+    /// All neurons for every token.
+    One(Ffn),
+    /// Those of the experts that the router chooses.
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// Loads that of layer `index`.
+    pub(crate) fn load(
+        spec: &ModelSpec,
+        index: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<FeedForward, ModelError> {
+        if let Some(experts) = spec.experts {
+            return Ok(FeedForward::Experts(Experts::load(experts, spec.width, index, loader)?));
+        }
+        let [gate, up, down] = ["gate", "up", "down"].map(|part| format!("blk.{index}.ffn_{part}.weight"));
+        Ok(FeedForward::One(loader.ffn(index, None, [&gate, &up, &down], spec.neurons, spec.width)?))
+    }
+
+    /// Computes it; a router reads the normed stream.
+    pub(crate) fn forward(
+        &self,
+        activation: Activation,
+        input: &FfnInput<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), EngineError> {
+        match self {
+            FeedForward::One(ffn) => ffn.forward(activation, input, scratch),
+            FeedForward::Experts(experts) => {
+                experts.route(input.tokens, &input.h, scratch)?;
+                experts.forward(activation, input, scratch)
+            }
+        }
+    }
+}

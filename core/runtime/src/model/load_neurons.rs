@@ -1,0 +1,346 @@
+//! From the bundles of a neuron store to slots in memory, and to what decides which of them are computed.
+
+use neuropil_device::{
+    Activation, ActivationKind, Arena, DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage,
+    WeightSource, quant,
+};
+
+use crate::gguf::{Gguf, TensorInfo};
+use crate::pipeline::{Decision, Neurons};
+use crate::predict::{Centred, Gate4, LowRank, Prediction, PredictorInput, Thresholds};
+use crate::store::{BATCHES, Layout, Store};
+use crate::submit::Placed;
+
+use super::load::Loader;
+use super::tensors::TensorShape;
+use super::{ModelError, ModelSpec};
+
+/// The key of the cuts of the centred thresholds.
+const THRESHOLD_KEY: &str = "neuropil.ffn_threshold";
+
+/// Bytes of bundles that are read at a time.
+const CHUNK: usize = 1 << 20;
+
+/// A store's layers, and how its neurons are chosen.
+pub(crate) struct StoreView {
+    pub store: Store,
+    prediction: Prediction,
+    input: PredictorInput,
+    hot: usize,
+    thresholds: Thresholds,
+}
+
+impl StoreView {
+    /// Of a file; `None` when it is no store. `prediction` is what the user asks for.
+    ///
+    /// # Errors
+    /// [`ModelError::Prediction`] for one that the file has nothing for.
+    pub(crate) fn new(
+        gguf: &Gguf,
+        activation: Activation,
+        prediction: Prediction,
+    ) -> Result<Option<StoreView>, ModelError> {
+        if !Store::is_store(gguf) {
+            return match prediction {
+                Prediction::Auto | Prediction::Off => Ok(None),
+                asked => Err(ModelError::Prediction {
+                    asked: asked.name(),
+                    reason: "the file is no neuron store; make one with `neuropil convert`".into(),
+                }),
+            };
+        }
+        let metadata = gguf.metadata();
+        let store = Store::read(gguf)?;
+        let experts = store.layers.first().is_some_and(|layer| layer.bundles.len() > 1);
+        let first = if experts { "blk.0.fc1.0.weight" } else { "blk.0.fc1.weight" };
+        let relu =
+            matches!(activation.kind, ActivationKind::Relu | ActivationKind::Relu2 | ActivationKind::Drelu);
+        let (model, calibrated) = (gguf.tensor(first).is_some(), gguf.tensor("blk.0.ffn_center").is_some());
+        let lacks = |reason: &str| ModelError::Prediction { asked: prediction.name(), reason: reason.into() };
+        let prediction = match prediction {
+            Prediction::Auto if model => Prediction::Model,
+            Prediction::Auto if relu => Prediction::Gate,
+            Prediction::Auto if calibrated => Prediction::Threshold,
+            Prediction::Auto => Prediction::Off,
+            Prediction::Model if !model => return Err(lacks("the store has no predictors")),
+            Prediction::Threshold if !calibrated => {
+                return Err(lacks("the store has no thresholds; find them with `neuropil calibrate`"));
+            }
+            Prediction::Gate4 if !relu => {
+                return Err(lacks("its sign says nothing for an activation that is not of the ReLU family"));
+            }
+            asked => asked,
+        };
+        let input = match metadata.str("neuropil.predictor.input")? {
+            None | Some("residual") => PredictorInput::Residual,
+            Some("normed") => PredictorInput::Normed,
+            Some(other) => {
+                let reason = "it must be residual or normed";
+                return Err(ModelError::key("neuropil.predictor.input", other, reason));
+            }
+        };
+        let hot = metadata.u64("neuropil.ffn_hot_count")?.unwrap_or(0);
+        let hot = usize::try_from(hot).unwrap_or(usize::MAX);
+        let cuts = metadata.f32s(THRESHOLD_KEY)?.unwrap_or_default();
+        if let Some(cut) = cuts.iter().find(|cut| !cut.is_finite()) {
+            return Err(ModelError::key(THRESHOLD_KEY, cut, "it must be a finite number"));
+        }
+        if !cuts.is_empty() && cuts.len() != store.layers.len() {
+            return Err(ModelError::key(THRESHOLD_KEY, cuts.len(), "it must have an entry for each layer"));
+        }
+        let none = store.layers.iter().map(|_| 0.0).skip(cuts.len());
+        let thresholds = Thresholds::new(cuts.iter().copied().chain(none));
+        Ok(Some(StoreView { store, prediction, input, hot, thresholds }))
+    }
+
+    /// The cuts of the centred thresholds.
+    pub(crate) fn thresholds(&self) -> &Thresholds {
+        &self.thresholds
+    }
+
+    /// How neurons are chosen.
+    pub(crate) fn prediction(&self) -> Prediction {
+        self.prediction
+    }
+}
+
+/// An expert of a layer; of a layer without experts, 0 of none.
+#[derive(Clone, Copy)]
+struct Place {
+    layer: usize,
+    expert: Option<usize>,
+}
+
+impl Place {
+    fn name(self, part: &str) -> String {
+        match self.expert {
+            None => format!("blk.{}.{part}.weight", self.layer),
+            Some(expert) => format!("blk.{}.{part}.{expert}.weight", self.layer),
+        }
+    }
+}
+
+impl Loader<'_> {
+    /// The neurons of a layer, or of one of its experts, out of the store.
+    pub(crate) fn store_neurons(
+        &mut self,
+        view: &StoreView,
+        layer: usize,
+        expert: Option<usize>,
+    ) -> Result<Neurons, ModelError> {
+        let place = Place { layer, expert };
+        let missing = || ModelError::StoreShape {
+            found: "too few layers or experts".into(),
+            wanted: format!("layer {layer}, expert {}", expert.unwrap_or(0)),
+        };
+        let of = view.store.layers.get(layer).ok_or_else(missing)?;
+        let bundles = of.bundles.get(expert.unwrap_or(0)).ok_or_else(missing)?;
+        let file = of.layout;
+        let memory = if self.exact {
+            Layout::new(file.width, file.neurons, DType::F32, DType::F32, 64)?
+        } else {
+            file
+        };
+        let op = OpShape::Cluster {
+            stage: Stage::Fused,
+            dtype: memory.gate_type,
+            down_dtype: memory.down_type,
+            neurons: memory.neurons,
+            width: memory.width,
+            tokens: 1,
+            bundles: true,
+        };
+        let device = self.choose(&bundles.name, &[op])?;
+        let gate_apart = matches!(view.prediction, Prediction::Gate | Prediction::Threshold);
+        let mut slot = memory.slot();
+        let mut slot_bytes = memory.stride;
+        if gate_apart {
+            // The gate's row is not in the slot, and nobody reads it there.
+            (slot.up, slot.down) = (0, slot.down - slot.up);
+            slot_bytes -= memory.gate_bytes;
+        }
+        let arena =
+            Arena::new(memory.neurons, slot_bytes, 64).map_err(|source| weight_error(bundles, source))?;
+        let dtype = match view.prediction {
+            Prediction::Gate4 => DType::Q4_0,
+            _ => memory.gate_type,
+        };
+        let gate_copy = gate_apart || view.prediction == Prediction::Gate4;
+        let gate_row = dtype.row_bytes(memory.width);
+        let gate_row = gate_row
+            .ok_or_else(|| ModelError::GateWidth { name: bundles.name.clone(), dtype: dtype.to_string() })?;
+        let mut gate = reserve(if gate_copy { gate_row * memory.neurons } else { 0 }, &bundles.name)?;
+        let per_read = (CHUNK / file.stride).clamp(1, file.neurons.max(1));
+        let mut chunk = reserve(per_read * file.stride, &bundles.name)?;
+        let mut values = reserve_floats(file.width, &bundles.name)?;
+        for start in (0..file.neurons).step_by(per_read) {
+            let end = file.neurons.min(start + per_read);
+            let chunk = &mut chunk[..(end - start) * file.stride];
+            self.gguf.read_part(bundles, file.run(start..end).start, chunk)?;
+            for (bundle, position) in chunk.chunks_exact(file.stride).zip(start..) {
+                let mut lease = arena.write(position).map_err(|source| weight_error(bundles, source))?;
+                fill(&file, &memory, bundle, lease.bytes_mut(), gate_apart, &mut values);
+                if gate_copy {
+                    let row = &bundle[..quant::bundle_row_bytes(file.gate_type, file.width).unwrap_or(0)];
+                    let out = &mut gate[position * gate_row..][..gate_row];
+                    if dtype == file.gate_type {
+                        quant::unbundle_row(dtype, file.width, row, out);
+                    } else {
+                        quant::dequantize_bundle_row(file.gate_type, row, &mut values);
+                        quant::quantize_row(dtype, &values, out);
+                    }
+                }
+            }
+        }
+        drop(chunk);
+        self.count((slot_bytes * memory.neurons) as u64, bundles.bytes);
+        let rows: &[u8] = &gate;
+        let matrix = Matrix { dtype, rows: memory.neurons, cols: memory.width, data: &rows };
+        let mut prepare = |device: &dyn Device| -> Result<PreparedWeight, ModelError> {
+            let weight = device.prepare(WeightSource::Matrix(matrix), None);
+            let weight = weight.map_err(|source| weight_error(bundles, source))?;
+            self.count(weight.bytes() as u64, 0);
+            Ok(weight)
+        };
+        let decision = match view.prediction {
+            Prediction::Off | Prediction::Auto => Decision::All,
+            Prediction::Gate => {
+                let gate = Placed { weight: prepare(&*device)?, device: device.clone() };
+                Decision::Gate { gate, centred: None }
+            }
+            Prediction::Threshold => {
+                let gate = Placed { weight: prepare(&*device)?, device: device.clone() };
+                Decision::Gate { gate, centred: Some(self.centred(view, place, &file)?) }
+            }
+            Prediction::Gate4 => {
+                let weight = prepare(&*device)?;
+                let threshold = self.per_layer("neuropil.gate4_threshold", layer)?.unwrap_or(0.0);
+                Decision::Predicted(Box::new(Gate4::new(
+                    Placed { weight, device: device.clone() },
+                    threshold,
+                )))
+            }
+            Prediction::Model => Decision::Predicted(Box::new(self.low_rank(view, place, &file)?)),
+        };
+        Ok(Neurons { device, arena, slot, layer, expert, hot: view.hot.min(memory.neurons), decision })
+    }
+
+    fn centred(&mut self, view: &StoreView, place: Place, layout: &Layout) -> Result<Centred, ModelError> {
+        let fold = self.matrix(&place.name("ffn_fold"), layout.width, layout.width)?;
+        let center = place.name("ffn_center");
+        let center = self.vector(center.trim_end_matches(".weight"))?;
+        Ok(Centred::new(fold, center, view.thresholds.clone(), place.layer))
+    }
+
+    fn low_rank(&mut self, view: &StoreView, place: Place, layout: &Layout) -> Result<LowRank, ModelError> {
+        let (fc1, fc2) = (place.name("fc1"), place.name("fc2"));
+        let rank = self.gguf.require(&fc1)?.dims.get(1).copied().unwrap_or(1) as usize;
+        let first = self.matrix(&fc1, rank, layout.width)?;
+        let second = self.matrix(&fc2, layout.neurons, rank)?;
+        let threshold = self.per_layer("neuropil.predictor.threshold", place.layer)?.unwrap_or(0.0);
+        Ok(LowRank::new([first, second], rank, view.input, threshold))
+    }
+
+    /// The entry of a key that has one per layer.
+    fn per_layer(&self, key: &str, layer: usize) -> Result<Option<f32>, ModelError> {
+        let Some(values) = self.gguf.metadata().f32s(key)? else { return Ok(None) };
+        match values.get(layer) {
+            Some(value) if value.is_finite() => Ok(Some(*value)),
+            Some(value) => Err(ModelError::key(key, value, "it must be a finite number")),
+            None => Err(ModelError::key(key, values.len(), "it has no entry for each layer")),
+        }
+    }
+}
+
+/// Copies the rows of a bundle to its slot, widened where the slot holds F32.
+fn fill(
+    file: &Layout,
+    memory: &Layout,
+    bundle: &[u8],
+    slot: &mut [u8],
+    gate_apart: bool,
+    values: &mut [f32],
+) {
+    let skipped = if gate_apart { memory.gate_bytes } else { 0 };
+    if file == memory {
+        slot.copy_from_slice(&bundle[skipped..]);
+        return;
+    }
+    let rows = [
+        (file.gate_type, 0, 0),
+        (file.gate_type, file.gate_bytes, memory.gate_bytes),
+        (file.down_type, file.down_at, memory.down_at),
+    ];
+    for (dtype, from, to) in rows.into_iter().skip(usize::from(gate_apart)) {
+        let bytes = quant::bundle_row_bytes(dtype, file.width).unwrap_or(0);
+        quant::dequantize_bundle_row(dtype, &bundle[from..][..bytes], values);
+        slot[to - skipped..][..4 * file.width].copy_from_slice(bytemuck::cast_slice(values));
+    }
+}
+
+fn weight_error(tensor: &TensorInfo, source: DeviceError) -> ModelError {
+    ModelError::Weight { name: tensor.name.clone(), source }
+}
+
+fn reserve(bytes: usize, name: &str) -> Result<Vec<u8>, ModelError> {
+    let mut buffer = Vec::new();
+    let refused = |_| ModelError::OutOfMemory { what: name.into(), bytes: bytes as u64 };
+    buffer.try_reserve_exact(bytes).map_err(refused)?;
+    buffer.resize(bytes, 0);
+    Ok(buffer)
+}
+
+fn reserve_floats(count: usize, name: &str) -> Result<Vec<f32>, ModelError> {
+    let mut buffer = Vec::new();
+    let refused = |_| ModelError::OutOfMemory { what: name.into(), bytes: 4 * count as u64 };
+    buffer.try_reserve_exact(count).map_err(refused)?;
+    buffer.resize(count, 0.0);
+    Ok(buffer)
+}
+
+/// The tensors of a store that stand in for the feed-forward matrices of a model, with their dimensions (fastest
+/// first), of those that the file has; that the bundles are the model's.
+pub(crate) fn store_tensors(
+    spec: &ModelSpec,
+    store: &Store,
+    gguf: &Gguf,
+) -> Result<Vec<TensorShape>, ModelError> {
+    let mut tensors = Vec::new();
+    let found = store.layers.len();
+    if found != spec.layers {
+        let (found, wanted) = (format!("{found} layers"), spec.layers.to_string());
+        return Err(ModelError::StoreShape { found, wanted });
+    }
+    for (layer, of) in store.layers.iter().enumerate() {
+        let Layout { width, neurons, stride, .. } = of.layout;
+        let of_spec = spec.experts.map_or(spec.neurons, |experts| experts.neurons);
+        if [width, neurons] != [spec.width, of_spec] {
+            let found = format!("neurons of width {width} and {neurons} of them in layer {layer}");
+            return Err(ModelError::StoreShape { found, wanted: format!("{} and {of_spec}", spec.width) });
+        }
+        let experts = spec.experts.map(|experts| experts.count);
+        if of.bundles.len() != experts.unwrap_or(1) {
+            let found = format!("{} experts in layer {layer}", of.bundles.len());
+            return Err(ModelError::StoreShape { found, wanted: experts.unwrap_or(0).to_string() });
+        }
+        let mut add = |part: String, dims: &[usize]| {
+            let name = format!("blk.{layer}.{part}");
+            if gguf.tensor(&name).is_some() {
+                tensors.push(TensorShape { name, dims: dims.to_vec() });
+            }
+        };
+        add("ffn_perm".into(), &[&[neurons], experts.as_slice()].concat());
+        add("ffn_count".into(), &[&[neurons, BATCHES.len()], experts.as_slice()].concat());
+        for expert in 0..of.bundles.len() {
+            let which = experts.map(|_| format!(".{expert}")).unwrap_or_default();
+            let rank = gguf.tensor(&format!("blk.{layer}.fc1{which}.weight"));
+            let rank = rank.and_then(|fc1| fc1.dims.get(1).copied()).unwrap_or(1) as usize;
+            add(format!("ffn_bundle{which}.weight"), &[stride, neurons]);
+            add(format!("ffn_center{which}"), &[neurons]);
+            add(format!("ffn_fold{which}.weight"), &[width, width]);
+            add(format!("fc1{which}.weight"), &[width, rank]);
+            add(format!("fc2{which}.weight"), &[rank, neurons]);
+        }
+    }
+    Ok(tensors)
+}
