@@ -19,6 +19,7 @@
 #[allow(unsafe_code)]
 mod arch;
 mod backend;
+mod batch;
 mod cluster;
 mod crew;
 mod device;

@@ -170,6 +170,17 @@ impl ColumnRange<'_> {
         ColumnRange { rows: self.rows.clone(), groups: self.groups.clone(), ..*self }
     }
 
+    /// The same rows, counted from 0, for a shorter time.
+    ///
+    /// # Panics
+    /// When there are no tokens or no rows.
+    pub(crate) fn from_zero(&mut self) -> ColumnRange<'_> {
+        assert!(self.tokens > 0 && !self.rows.is_empty());
+        // SAFETY: there is such a row, and `Columns::new` saw that the rows of a token are inside the slice.
+        let y = unsafe { self.y.add(self.rows.start) };
+        ColumnRange { y, rows: 0..self.rows.len(), groups: 0..self.groups.len(), ..*self }
+    }
+
     /// The rows of one of its groups alone, counted from 0, for a shorter time.
     ///
     /// # Panics

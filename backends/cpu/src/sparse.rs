@@ -2,18 +2,21 @@
 //!
 //! Gate and up rows are turned, 16 neurons at a time, into the groups that the dense kernels take, so a neuron's value
 //! has the bits that it has in a dense layer. What the gate switches off for every token is not computed further. The
-//! down rows of the others are added up column by column.
+//! down rows of the others are added up column by column. With many tokens both are done as [`crate::batch`] says.
+
+use std::ops::Range;
 
 use neuropil_device::quant::{SLICE, bundle_row_bytes};
 use neuropil_device::{
-    BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, OutOfMemory, PinnedSlots, Stage,
+    Activation, ClusterJob, ClusterWeights, DType, Device, DeviceError, OutOfMemory, PinnedSlots, Stage,
     WriteLease,
 };
 
 use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job};
+use crate::batch::{groups_turned, widens_down};
 use crate::device::{CpuDevice, Scratch, check_len, input_for, room};
-use crate::kernels::{Groups, Input};
-use crate::mem::{ColumnRange, Columns};
+use crate::kernels::{Groups, Input, Panels};
+use crate::mem::{Claims, ColumnRange, Columns};
 use crate::pack::{GROUP_ROWS, group_bytes};
 
 /// Bytes of a slice of 16 rows of any quantised type, and of any type.
@@ -23,17 +26,20 @@ const FLOAT_PANEL: usize = SLICE * GROUP_ROWS * 4;
 /// Groups that a thread takes at least: the rows of its first group are not fetched ahead.
 const FEW_GROUPS: usize = 4;
 
+/// Hidden values that one thread computes faster than a fork takes.
+const FEW_VALUES: usize = 1 << 11;
+
 /// A slice of 16 rows, packed.
 #[repr(align(64))]
 struct Turned<const N: usize>([u8; N]);
 
 /// Rows of some neurons, all from the same byte of their slots.
-struct Rows<'a> {
+pub(crate) struct Rows<'a> {
     slots: &'a PinnedSlots,
     /// Which slots; all when absent.
     neurons: Option<&'a [u32]>,
-    dtype: DType,
-    width: usize,
+    pub dtype: DType,
+    pub width: usize,
     at: usize,
 }
 
@@ -45,6 +51,20 @@ impl Rows<'_> {
     fn row(&self, index: usize, bytes: usize) -> &[u8] {
         let slot = self.neurons.map_or(index, |neurons| neurons[index] as usize);
         &self.slots.bytes(slot)[self.at..][..bytes]
+    }
+
+    /// Calls `work` with each of some groups and its rows.
+    pub fn each_group(&self, groups: Range<usize>, mut work: impl FnMut(usize, &Gather<'_>)) {
+        let Some(bytes) = bundle_row_bytes(self.dtype, self.width) else { return };
+        // A group that is not full repeats its last row.
+        let last = self.count().min(groups.end * GROUP_ROWS) - 1;
+        let of = |group: usize| std::array::from_fn(|r| self.row(last.min(group * GROUP_ROWS + r), bytes));
+        let mut neurons = of(groups.start);
+        for group in groups {
+            let next = of(group + 1);
+            work(group, &Gather::new(self.dtype, self.width, neurons, next));
+            neurons = next;
+        }
     }
 }
 
@@ -88,45 +108,56 @@ impl CpuDevice {
             if layout.dtype.quantizes_activations() {
                 self.quantize(&mut scratch.input, x, tokens, width)?;
             }
+            self.reserve_batch(&mut scratch.panels, layout, job.stage, tokens)
+                .map_err(|error| self.out_of_memory(error))?;
             let Scratch { input, panels, gate, up, hidden_active: hidden, active, .. } = scratch;
             let input = input_for(layout.dtype, x, input, panels);
             let gate: &[f32] = match job.stage {
                 Stage::Gate => {
-                    self.rows(&gate_rows, input, tokens, &mut given[..values]);
+                    self.rows(&gate_rows, (input, panels), tokens, &mut given[..values]);
                     return Ok(());
                 }
                 Stage::UpDown => &given[..values],
                 Stage::Fused => {
                     let gate = room(gate, values).map_err(|error| self.out_of_memory(error))?;
-                    self.rows(&gate_rows, input, tokens, gate);
+                    self.rows(&gate_rows, (input, panels), tokens, gate);
                     gate
                 }
             };
             let off = |n: usize| (0..tokens).all(|t| job.activation.is_off(gate[t * neurons + n]));
             list(active, neurons, |n| !off(n)).map_err(|error| self.out_of_memory(error))?;
 
-            let values = tokens * active.len();
-            let up = room(up, values).map_err(|error| self.out_of_memory(error))?;
-            let hidden = room(hidden, values).map_err(|error| self.out_of_memory(error))?;
+            let pitch = pitch(active.len());
+            let up = room(up, tokens * active.len()).map_err(|error| self.out_of_memory(error))?;
+            let hidden =
+                room(hidden, tokens.saturating_mul(pitch)).map_err(|error| self.out_of_memory(error))?;
             let up_rows = Rows { neurons: Some(active), at: layout.up, ..gate_rows };
-            self.rows(&up_rows, input, tokens, up);
-            for (t, hidden) in hidden.chunks_exact_mut(active.len().max(1)).enumerate() {
-                let gate = &gate[t * neurons..][..neurons];
-                hidden.iter_mut().zip(active.iter()).for_each(|(h, n)| *h = gate[*n as usize]);
+            self.rows(&up_rows, (input, panels), tokens, up);
+            self.activate(job.activation, (gate, neurons), active, up, (hidden, pitch));
+            drop_zeros(hidden, pitch, active);
+            let rows = (layout.down_dtype, width, layout.down);
+            let down = Axpy::new(rows, slots, positions, active, (hidden, pitch), tokens, job.accumulate);
+            if widens_down(tokens) {
+                self.down_of_many(&down, panels, y);
+            } else {
+                self.down(&down, y);
             }
-            self.crew.isa.host(HostOp::Activate { activation: job.activation, gate: hidden, up });
-            let hidden = drop_zeros(hidden, active, tokens);
-            self.down(layout, slots, positions, active, hidden, tokens, (y, job.accumulate));
             Ok(())
         })
     }
 
     /// `y[tokens, rows] = input · rowsᵀ`.
-    fn rows(&self, rows: &Rows<'_>, input: Input<'_>, tokens: usize, y: &mut [f32]) {
+    fn rows(&self, rows: &Rows<'_>, (input, panels): (Input<'_>, &Panels), tokens: usize, y: &mut [f32]) {
         let count = rows.count();
         let groups = count.div_ceil(GROUP_ROWS);
         let columns = Columns::new(y, tokens, count, count);
         let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens).max(FEW_GROUPS);
+        if let Some(most) = groups_turned(rows.dtype, rows.width, tokens) {
+            let per_chunk = per_chunk.min(most);
+            return self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
+                self.whole_groups(rows, input, &columns, per_chunk, panels);
+            });
+        }
         self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
             if rows.dtype.quantizes_activations() {
                 self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; QUANTIZED_PANEL]));
@@ -146,17 +177,9 @@ impl CpuDevice {
         panel: &mut Turned<N>,
     ) {
         let Some(mut range) = columns.claim(groups) else { return };
-        let Some(bytes) = bundle_row_bytes(rows.dtype, rows.width) else { return };
-        // A group that is not full repeats its last row.
-        let last = range.rows().end - 1;
-        let of = |group: usize| std::array::from_fn(|r| rows.row(last.min(group * GROUP_ROWS + r), bytes));
-        let mut neurons = of(range.groups().start);
-        for group in range.groups() {
-            let next = of(group + 1);
-            let turned = Gather::new(rows.dtype, rows.width, neurons, next);
-            self.group(&turned, rows.width, input, &mut range.group(group), &mut panel.0);
-            neurons = next;
-        }
+        rows.each_group(range.groups(), |group, turned| {
+            self.group(turned, rows.width, input, &mut range.group(group), &mut panel.0);
+        });
     }
 
     /// One group of rows, slice by slice: the sums of the slices are added in order, as in a dense product.
@@ -178,26 +201,37 @@ impl CpuDevice {
         }
     }
 
-    /// `y[tokens, width] (+)= hidden · down rows` of the active neurons.
-    #[expect(clippy::too_many_arguments, reason = "a product is its operands")]
-    fn down(
+    /// The hidden values of the active neurons, from the gates of all and the active's up values.
+    fn activate(
         &self,
-        layout: &BundleLayout,
-        slots: &PinnedSlots,
-        positions: &[u32],
+        activation: Activation,
+        (gate, neurons): (&[f32], usize),
         active: &[u32],
-        hidden: &[f32],
-        tokens: usize,
-        (y, accumulate): (&mut [f32], bool),
+        up: &[f32],
+        (hidden, pitch): (&mut [f32], usize),
     ) {
-        let width = layout.width;
-        let rows = (layout.down_dtype, width, layout.down);
-        let job = Axpy::new(rows, slots, positions, active, hidden, tokens, accumulate);
+        let (tokens, count) = (hidden.len() / pitch, active.len());
+        let hidden = Claims::new(hidden);
+        let per_chunk = self.crew.pool.chunk_len(tokens, FEW_VALUES.div_ceil(pitch));
+        self.crew.pool.run(tokens.div_ceil(per_chunk), &|_| {
+            let Some((at, hidden)) = hidden.claim(|at| at + per_chunk * pitch) else { return };
+            for (hidden, t) in hidden.chunks_exact_mut(pitch).zip(at / pitch..) {
+                let (hidden, gate) = (&mut hidden[..count], &gate[t * neurons..][..neurons]);
+                hidden.iter_mut().zip(active).for_each(|(h, n)| *h = gate[*n as usize]);
+                let up = &up[t * count..][..count];
+                self.crew.isa.host(HostOp::Activate { activation, gate: hidden, up });
+            }
+        });
+    }
+
+    /// `y[tokens, width] (+)= hidden · down rows` of the active neurons.
+    fn down(&self, job: &Axpy<'_>, y: &mut [f32]) {
+        let (tokens, width) = (job.tokens(), job.width());
         let columns = Columns::new(y, tokens, width, width);
         let per_chunk = Axpy::groups_per_chunk(width, tokens, self.crew.pool.threads());
         self.crew.pool.run(width.div_ceil(GROUP_ROWS).div_ceil(per_chunk), &|_| {
             if let Some(mut out) = columns.claim(per_chunk) {
-                self.crew.isa.axpy(&job, &mut out);
+                self.crew.isa.axpy(job, &mut out);
             }
         });
     }
@@ -222,20 +256,23 @@ fn list(list: &mut Vec<u32>, count: usize, wanted: impl Fn(usize) -> bool) -> Re
     Ok(())
 }
 
-/// Takes the neurons whose hidden value is 0 for every token out of the list and out of `hidden`, `[tokens, active]`.
-fn drop_zeros<'a>(hidden: &'a mut [f32], active: &mut Vec<u32>, tokens: usize) -> &'a [f32] {
-    let before = active.len();
+/// How far apart the hidden values of two tokens lie: no power of two, so that the same neuron of several tokens does
+/// not compete for one place of a cache.
+fn pitch(neurons: usize) -> usize {
+    neurons.next_multiple_of(2 * GROUP_ROWS) + GROUP_ROWS
+}
+
+/// Takes the neurons whose hidden value is 0 for every token out of the list and out of `hidden`, `[tokens, pitch]`.
+fn drop_zeros(hidden: &mut [f32], pitch: usize, active: &mut Vec<u32>) {
     let mut kept = 0;
-    for n in 0..before {
-        if (0..tokens).any(|t| hidden[t * before + n] != 0.0) {
-            active[kept] = active[n];
-            (0..tokens).for_each(|t| hidden[t * before + kept] = hidden[t * before + n]);
+    for n in 0..active.len() {
+        if hidden.iter().skip(n).step_by(pitch).any(|h| *h != 0.0) {
+            if kept < n {
+                active[kept] = active[n];
+                hidden.chunks_exact_mut(pitch).for_each(|hidden| hidden[kept] = hidden[n]);
+            }
             kept += 1;
         }
     }
     active.truncate(kept);
-    for t in 1..tokens {
-        hidden.copy_within(t * before..t * before + kept, t * kept);
-    }
-    &hidden[..tokens * kept]
 }

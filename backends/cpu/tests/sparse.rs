@@ -129,11 +129,12 @@ fn check(layer: &Layer, device: &Arc<dyn Device>, listed: &[u32], activation: Ac
 
 const RELU: Activation = Activation::new(ActivationKind::Relu);
 
+const DOWN_TYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q8_0];
+
 #[test]
 fn every_type_and_instruction_set_gives_the_bits_of_the_reference() {
-    let down_types = [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q8_0];
     for (number, dtype) in DType::ALL.into_iter().filter(|dtype| !dtype.is_expanded()).enumerate() {
-        let layer = Layer::new(dtype, down_types[number % down_types.len()], 70, 768);
+        let layer = Layer::new(dtype, DOWN_TYPES[number % DOWN_TYPES.len()], 70, 768);
         let listed: Vec<u32> = (0..70).filter(|n| n % 3 != 1).collect();
         for isa in Isa::all_available() {
             for threads in [1, 3] {
@@ -158,6 +159,42 @@ fn batches_and_activations_and_slices() {
         }
         check(&layer, &device, &[], RELU, 2);
         check(&layer, &device, &[1099], RELU, 1);
+    }
+}
+
+#[test]
+fn down_rows_of_every_type_with_many_tokens() {
+    // From 8 tokens on down rows are widened for all of them. The widths end within what a thread takes at a time, and
+    // that of floats within 16 columns.
+    for down_dtype in DOWN_TYPES {
+        let floats = [DType::F32, DType::F16, DType::BF16].contains(&down_dtype);
+        let (dtype, width) = if floats { (down_dtype, 141) } else { (DType::Q4_0, 160) };
+        let layer = Layer::new(dtype, down_dtype, 1050, width);
+        let listed: Vec<u32> = (0..1050).filter(|n| n % 11 == 3 || (500..520).contains(n)).collect();
+        for isa in Isa::all_available() {
+            for tokens in [7, 8, 9, 15] {
+                check(&layer, &device(1 + tokens % 3, isa), &listed, RELU, tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_every_type_with_many_tokens() {
+    // From 64 tokens on gate and up rows are turned whole; 2 slices of them here.
+    for (number, dtype) in DType::ALL.into_iter().filter(|dtype| !dtype.is_expanded()).enumerate() {
+        let layer = Layer::new(dtype, DType::Q8_0, 40, 768);
+        let listed: Vec<u32> = (0..40).filter(|n| n % 5 != 1).collect();
+        for isa in Isa::all_available() {
+            check(&layer, &device(1 + number % 2, isa), &listed, RELU, 64 + number % 4);
+        }
+    }
+    let layer = Layer::new(DType::Q4_0, DType::Q4_0, 1100, 64);
+    for isa in Isa::all_available() {
+        let all: Vec<u32> = (0..1100).collect();
+        check(&layer, &device(2, isa), &all, Activation::new(ActivationKind::Silu), 66);
+        check(&layer, &device(2, isa), &[], RELU, 66);
+        check(&layer, &device(2, isa), &[1099], RELU, 66);
     }
 }
 
@@ -201,6 +238,28 @@ proptest! {
         let activation = Activation::new(ActivationKind::NAMES[kind].1);
         check(&layer, &device(threads, Isa::detect()), &listed, activation, tokens);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Any neurons of three slices, whichever way down rows are added up.
+    #[test]
+    fn any_list_of_slices(
+        chosen in proptest::collection::vec(any::<bool>(), 70),
+        places in proptest::sample::subsequence((0..1300u32).collect::<Vec<u32>>(), 70),
+        tokens in 6usize..11,
+        down in 0usize..6,
+        isa in any::<proptest::sample::Index>(),
+    ) {
+        let layer = SLICES.with(|layers| layers[down].clone());
+        let listed: Vec<u32> = places.iter().zip(chosen).filter(|(_, on)| *on).map(|(n, _)| *n).collect();
+        let isa = *isa.get(&Isa::all_available());
+        check(&layer, &device(2, isa), &listed, RELU, tokens);
+    }
+}
+
+std::thread_local! {
+    static SLICES: [Arc<Layer>; 6] = DOWN_TYPES.map(|down| Arc::new(Layer::new(DType::Q5_1, down, 1300, 64)));
 }
 
 #[test]

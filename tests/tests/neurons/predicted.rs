@@ -29,13 +29,19 @@ fn an_exact_gate_changes_no_bit_of_a_relu_model() {
 #[test]
 fn what_fired_is_counted() {
     let stored = stored(&relu(), &ConvertOptions::default());
-    for (prediction, share) in [(Prediction::Off, 1.0..=1.0), (Prediction::Gate, 0.3..=0.7), (Prediction::Gate4, 0.3..=0.7)] {
+    for (prediction, share) in
+        [(Prediction::Off, 1.0..=1.0), (Prediction::Gate, 0.3..=0.7), (Prediction::Gate4, 0.3..=0.7)]
+    {
         let engine = engine(&stored.store, prediction);
         let mut session = session(&engine, false);
         session.prefill(&tokens()[..4]).unwrap();
         assert!(session.activity().is_empty(), "a prompt does not count");
         tokens()[4..].iter().for_each(|token| session.decode(*token).unwrap());
-        assert!(share.contains(&session.activity().share()), "{prediction:?}: {}", session.activity().share());
+        assert!(
+            share.contains(&session.activity().share()),
+            "{prediction:?}: {}",
+            session.activity().share()
+        );
         assert_eq!(session.activity().per_layer().len(), 2);
     }
 }
@@ -51,7 +57,11 @@ fn threads_and_neighbours_change_no_bit() {
             let alone = engine(&stored.store, prediction);
             let want = decode_logits(&alone, &tokens());
             let three = builder(&stored.store, 3).prediction(prediction).build().unwrap();
-            assert_eq!(bits(&want), bits(&decode_logits(&three, &tokens())), "{name} {prediction:?}: threads");
+            assert_eq!(
+                bits(&want),
+                bits(&decode_logits(&three, &tokens())),
+                "{name} {prediction:?}: threads"
+            );
             // Three sequences of their own in one batch.
             let texts = [tokens(), tokens().into_iter().rev().collect(), tokens()[5..].to_vec()];
             let mut sessions: Vec<_> = texts.iter().map(|_| session(&three, false)).collect();

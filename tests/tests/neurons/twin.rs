@@ -34,10 +34,18 @@ fn every_kind_of_model_equals_its_twin() {
 #[test]
 fn every_type_equals_its_twin() {
     for dtype in [DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0] {
-        check(dtype.name(), &Toy { dtypes: vec![("ffn", dtype)], ..Toy::default() }, &ConvertOptions::default());
+        check(
+            dtype.name(),
+            &Toy { dtypes: vec![("ffn", dtype)], ..Toy::default() },
+            &ConvertOptions::default(),
+        );
     }
     for dtype in [DType::Q4_K, DType::Q5_K, DType::Q6_K] {
-        check(dtype.name(), &Toy { dtypes: vec![("ffn", dtype)], ..Toy::default() }, &ConvertOptions::default());
+        check(
+            dtype.name(),
+            &Toy { dtypes: vec![("ffn", dtype)], ..Toy::default() },
+            &ConvertOptions::default(),
+        );
     }
     for down in [DType::F32, DType::F16, DType::Q4_0, DType::Q4_1] {
         let options = ConvertOptions { down_type: Some(down), ..ConvertOptions::default() };
@@ -50,6 +58,7 @@ fn an_exact_store_is_near_the_source() {
     let toy = Toy { dtypes: vec![("ffn", DType::F16)], ..Toy::default() };
     let stored = stored(&toy, &ConvertOptions::default());
     let exact = |path| super::builder(path, 2).exact(true).prediction(Prediction::Auto).build().unwrap();
-    let [file, store] = [&stored.file, &stored.store].map(|path| prompt_logits(&exact(path), &tokens(), false));
+    let [file, store] =
+        [&stored.file, &stored.store].map(|path| prompt_logits(&exact(path), &tokens(), false));
     assert!(difference(&file, &store) < 1e-5, "{}", difference(&file, &store));
 }

@@ -7,6 +7,8 @@
 
 #![allow(clippy::needless_range_loop)] // sums over tokens and neurons index several arrays alike
 
+use std::ops::Range;
+
 use neuropil_device::quant::{BundleRow, GROUP, SLICE, bundle_row_bytes};
 use neuropil_device::{DType, PinnedSlots};
 
@@ -31,13 +33,15 @@ pub(crate) struct Axpy<'a> {
     positions: &'a [u32],
     neurons: &'a [u32],
     hidden: &'a [f32],
+    pitch: usize,
     tokens: usize,
     accumulate: bool,
 }
 
 impl<'a> Axpy<'a> {
     /// Adds up the down rows, of `width` elements from byte `at` of each slot on, of those slots that `neurons` lists in
-    /// ascending order; `positions` are those of all slots, and `hidden` is `[tokens, neurons]`.
+    /// ascending order; `positions` are those of all slots, and `hidden` is `[tokens, neurons]`, each token `pitch`
+    /// behind the one before.
     ///
     /// # Panics
     /// When the rows do not lie in the slots, or a neuron has no slot or position, or `hidden` has another length.
@@ -46,7 +50,7 @@ impl<'a> Axpy<'a> {
         slots: &'a PinnedSlots,
         positions: &'a [u32],
         neurons: &'a [u32],
-        hidden: &'a [f32],
+        (hidden, pitch): (&'a [f32], usize),
         tokens: usize,
         accumulate: bool,
     ) -> Axpy<'a> {
@@ -55,13 +59,48 @@ impl<'a> Axpy<'a> {
         assert!(end.is_some_and(|end| end <= slots.slot_bytes()), "a down row lies in its slot");
         let count = slots.len().min(positions.len());
         assert!(neurons.iter().all(|n| (*n as usize) < count), "a neuron has a slot and a position");
-        assert_eq!(Some(hidden.len()), tokens.checked_mul(neurons.len()), "hidden is tokens x neurons");
-        Axpy { dtype, width, slots, at, positions, neurons, hidden, tokens, accumulate }
+        assert!(neurons.len() <= pitch, "a token has all neurons");
+        assert_eq!(Some(hidden.len()), tokens.checked_mul(pitch), "hidden is tokens x neurons");
+        Axpy { dtype, width, slots, at, positions, neurons, hidden, pitch, tokens, accumulate }
     }
 
     /// Type of the rows.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Columns of the rows.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The hidden values, and how far apart those of two tokens are.
+    pub fn hidden(&self) -> (&'a [f32], usize) {
+        (self.hidden, self.pitch)
+    }
+
+    /// The places in the list of the neurons of each slice that has some.
+    pub fn slices(&self) -> impl Iterator<Item = Range<usize>> {
+        let slice = |neuron: u32| self.positions[neuron as usize] as usize / SLICE;
+        let mut end = 0;
+        self.neurons.chunk_by(move |a, b| slice(*a) == slice(*b)).map(move |neurons| {
+            let start = end;
+            end += neurons.len();
+            start..end
+        })
+    }
+
+    /// Writes sums to the output, or adds them to it.
+    #[inline(always)]
+    pub fn put(&self, y: &mut [f32], sums: &[f32]) {
+        for (y, sum) in y.iter_mut().zip(sums) {
+            *y = if self.accumulate { *y + sum } else { *sum };
+        }
     }
 
     /// Groups of 16 columns that a thread takes at a time, of `width` columns that `threads` share.
@@ -107,38 +146,28 @@ impl<'a> Axpy<'a> {
         let width = columns.len();
         let (acc, total) = (&mut acc[..T * width], &mut total[..T * width]);
         total.fill(0.0);
-        let mut left = self.neurons;
-        while let Some(first) = left.first() {
-            let slice = self.slice(*first);
-            let end = left.iter().position(|n| self.slice(*n) != slice).unwrap_or(left.len());
+        for slice in self.slices() {
             acc.fill(0.0);
-            let mut at = self.neurons.len() - left.len();
-            let slice_end = at + end;
-            while at < slice_end {
+            let mut at = slice.start;
+            while at < slice.end {
                 // SAFETY: as for this function; the neurons are there, and `acc` has the columns of T tokens.
                 at += unsafe {
-                    match slice_end - at {
+                    match slice.end - at {
                         TOGETHER.. => self.rows::<V, D, T, TOGETHER>(at, t, columns.start, acc),
                         _ => self.rows::<V, D, T, 1>(at, t, columns.start, acc),
                     }
                 };
             }
             total.iter_mut().zip(acc.iter()).for_each(|(total, acc)| *total += acc);
-            left = &left[end..];
         }
         for (i, total) in total.chunks_exact(width.max(1)).enumerate() {
-            for (y, total) in out.token_mut(t + i).iter_mut().zip(total) {
-                *y = if self.accumulate { *y + total } else { *total };
-            }
+            self.put(out.token_mut(t + i), total);
         }
         T
     }
 
-    fn slice(&self, neuron: u32) -> usize {
-        self.positions[neuron as usize] as usize / SLICE
-    }
-
-    fn row(&self, index: usize) -> *const u8 {
+    /// The row of the neuron at a place of the list.
+    pub(super) fn row(&self, index: usize) -> *const u8 {
         self.slots.bytes(self.neurons[index] as usize)[self.at..].as_ptr()
     }
 
@@ -157,7 +186,7 @@ impl<'a> Axpy<'a> {
         let width = acc.len() / T;
         let mut hidden = [[0.0; R]; T];
         for (i, hidden) in hidden.iter_mut().enumerate() {
-            hidden.copy_from_slice(&self.hidden[(t + i) * self.neurons.len() + at..][..R]);
+            hidden.copy_from_slice(&self.hidden[(t + i) * self.pitch + at..][..R]);
         }
         let layout = BundleRow::new(self.dtype, self.width);
         let mut rows = [std::ptr::null(); R];
@@ -239,7 +268,7 @@ impl<'a> Axpy<'a> {
 /// # Safety
 /// The features of V are enabled, `from` is good for them, and `to` has room.
 #[inline(always)]
-unsafe fn widen<V: Lanes>(from: *const u8, count: usize, to: &mut [f32; SUMS / GROUP]) {
+pub(super) unsafe fn widen<V: Lanes>(from: *const u8, count: usize, to: &mut [f32]) {
     let mut done = 0;
     // SAFETY: as for this function. What does not fill a vector is copied, so nothing behind it is read.
     unsafe {

@@ -94,6 +94,29 @@ macro_rules! kernels {
                 unsafe { entry::<D>(job, out) }
             }
 
+            fn down_panel<D: $crate::arch::down::Down>(
+                self,
+                job: &$crate::arch::Axpy<'_>,
+                neurons: std::ops::Range<usize>,
+                columns: std::ops::Range<usize>,
+                to: &mut [f32],
+            ) {
+                /// # Safety
+                /// The down rows have type D.
+                $(#[target_feature(enable = $features)])?
+                unsafe fn entry<D: $crate::arch::down::Down>(
+                    job: &$crate::arch::Axpy<'_>,
+                    neurons: std::ops::Range<usize>,
+                    columns: std::ops::Range<usize>,
+                    to: &mut [f32],
+                ) {
+                    // SAFETY: the features are enabled here.
+                    unsafe { job.panel::<$floats, D>(neurons, columns, to) }
+                }
+                // SAFETY: self proves the features; the dispatch chose D by the rows.
+                unsafe { entry::<D>(job, neurons, columns, to) }
+            }
+
             fn quantize(self, x: $crate::arch::FloatRows, records: &mut [u8]) {
                 /// # Safety
                 /// x and the records have matching lengths.

@@ -14,6 +14,7 @@ mod format;
 mod gather;
 mod host;
 mod lanes;
+mod panel;
 mod passes;
 mod plan;
 mod product;
@@ -39,6 +40,7 @@ pub(crate) use axpy::Axpy;
 pub(crate) use down::DOWN_TYPES;
 pub(crate) use gather::Gather;
 pub(crate) use host::HostOp;
+pub(crate) use panel::PANEL_COLUMNS;
 pub(crate) use plan::AttentionPlan;
 
 #[cfg(target_arch = "aarch64")]
@@ -148,6 +150,20 @@ impl Isa {
         with_kernels!(self, kernels => axpy(kernels, job, out))
     }
 
+    /// Widens some columns of the down rows at those places of the list, as [`Axpy::panel`] does.
+    ///
+    /// # Panics
+    /// As it.
+    pub(crate) fn down_panel(
+        self,
+        job: &Axpy<'_>,
+        neurons: Range<usize>,
+        columns: Range<usize>,
+        to: &mut [f32],
+    ) {
+        with_kernels!(self, kernels => down_panel(kernels, job, neurons, columns, to))
+    }
+
     /// Quantises `height` rows of `cols` activations into the records of a tile.
     pub(crate) fn quantize(self, x: &[f32], cols: usize, height: usize, records: &mut [u8]) {
         let blocks = cols / ACT_BLOCK;
@@ -205,6 +221,14 @@ trait Kernels: Copy {
     fn gather_floats<const N: usize>(self, job: &Gather<'_>, columns: Range<usize>, to: &mut [u8]);
     /// Adds up some columns of down rows of type D.
     fn axpy<D: down::Down>(self, job: &Axpy<'_>, out: &mut ColumnRange<'_>);
+    /// Widens some columns of down rows of type D.
+    fn down_panel<D: down::Down>(
+        self,
+        job: &Axpy<'_>,
+        neurons: Range<usize>,
+        columns: Range<usize>,
+        to: &mut [f32],
+    );
     /// Quantises activations into the records of a tile, which has room for `x.height` × `x.blocks`.
     fn quantize(self, x: FloatRows, records: &mut [u8]);
     /// A host operation.
@@ -256,6 +280,24 @@ fn axpy<K: Kernels>(kernels: K, job: &Axpy<'_>, out: &mut ColumnRange<'_>) {
         DType::Q4_0 => kernels.axpy::<down::Q4_0>(job, out),
         DType::Q4_1 => kernels.axpy::<down::Q4_1>(job, out),
         DType::Q8_0 => kernels.axpy::<down::Q8_0>(job, out),
+        other => unreachable!("{other} is not among the types of down rows"),
+    }
+}
+
+fn down_panel<K: Kernels>(
+    kernels: K,
+    job: &Axpy<'_>,
+    neurons: Range<usize>,
+    columns: Range<usize>,
+    to: &mut [f32],
+) {
+    match job.dtype() {
+        DType::F32 => kernels.down_panel::<down::F32>(job, neurons, columns, to),
+        DType::F16 => kernels.down_panel::<down::F16>(job, neurons, columns, to),
+        DType::BF16 => kernels.down_panel::<down::BF16>(job, neurons, columns, to),
+        DType::Q4_0 => kernels.down_panel::<down::Q4_0>(job, neurons, columns, to),
+        DType::Q4_1 => kernels.down_panel::<down::Q4_1>(job, neurons, columns, to),
+        DType::Q8_0 => kernels.down_panel::<down::Q8_0>(job, neurons, columns, to),
         other => unreachable!("{other} is not among the types of down rows"),
     }
 }

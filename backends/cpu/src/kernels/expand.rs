@@ -38,10 +38,14 @@ impl Panels {
     /// # Errors
     /// [`OutOfMemory`].
     pub fn reserve(&mut self, threads: usize, cols: usize) -> Result<(), OutOfMemory> {
-        if cols == 0 {
+        self.reserve_bytes(threads, group_bytes(DType::F32, cols).ok_or(OutOfMemory(usize::MAX))?)
+    }
+
+    /// Makes room for `threads` threads that take `len` bytes each.
+    pub(crate) fn reserve_bytes(&mut self, threads: usize, len: usize) -> Result<(), OutOfMemory> {
+        if len == 0 {
             return Ok(());
         }
-        let len = group_bytes(DType::F32, cols).ok_or(OutOfMemory(usize::MAX))?;
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|panel| panel.as_ref().len() >= len);
         let more = threads.saturating_sub(idle.len());
@@ -56,7 +60,7 @@ impl Panels {
     ///
     /// # Panics
     /// When more threads call it at once than there is room for.
-    fn with(&self, work: impl FnOnce(&mut AlignedBytes)) {
+    pub(crate) fn with(&self, work: impl FnOnce(&mut AlignedBytes)) {
         let lock = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let panel = lock().pop();
         let mut panel = panel.expect("there is a panel for each thread");

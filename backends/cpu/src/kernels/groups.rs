@@ -6,7 +6,7 @@ use neuropil_device::DType;
 
 use crate::pack::{Packed, group_bytes};
 
-/// The groups of a weight, or a panel: one group, maybe of some columns only.
+/// The groups of a weight, or a panel: some groups, maybe of some columns only.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups<'a> {
     dtype: DType,
@@ -21,13 +21,14 @@ impl<'a> Groups<'a> {
         Groups { dtype: w.dtype(), columns: (0, w.cols()), group_bytes: w.group_bytes(), bytes: w.bytes() }
     }
 
-    /// One group with the weights of some columns of the input.
+    /// Groups with the weights of some columns of the input.
     ///
     /// # Panics
-    /// When it has other bytes than such a group.
+    /// When they have other bytes than such groups.
     pub fn panel(dtype: DType, columns: Range<usize>, bytes: &'a [u8]) -> Self {
-        assert_eq!(group_bytes(dtype, columns.len()), Some(bytes.len()), "a panel has columns {columns:?}");
-        Groups { dtype, columns: (columns.start, columns.len()), group_bytes: bytes.len(), bytes }
+        let group_bytes = group_bytes(dtype, columns.len()).unwrap_or(0);
+        assert!(bytes.len().is_multiple_of(group_bytes), "a panel has columns {columns:?}");
+        Groups { dtype, columns: (columns.start, columns.len()), group_bytes, bytes }
     }
 
     /// Type.

@@ -3,17 +3,19 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use neuropil::calibrate::{CalibrateOptions, CalibrateReport, Target, calibrate};
+use neuropil::calibrate::{
+    CalibrateOptions, CalibrateReport, PredictorReport, Quality, RECALLS, Target, calibrate,
+};
 use neuropil::engine::Engine;
 use neuropil::pipeline::CancelToken;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::ModelFile;
 use crate::engine;
 use crate::error::{CliError, Exit};
-use crate::output;
 use crate::progress::Bar;
 use crate::signal::Interrupts;
+use crate::{memory, output};
 
 /// Flags of `calibrate`.
 #[derive(clap::Args)]
@@ -39,9 +41,15 @@ pub struct Args {
     #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = share, conflicts_with = "loss")]
     sparsity: Option<f64>,
     /// Most chunks of 512 tokens to use of the text
-    #[arg(long, value_name = "N", default_value_t = 80, allow_negative_numbers = true,
+    #[arg(long, value_name = "N", default_value_t = 50, allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(10..))]
     chunks: u32,
+    /// For a model whose gate can be zero: also fit predictors of this rank, or of a quarter of the width (auto)
+    #[arg(long, value_name = "RANK", value_parser = rank)]
+    predictors: Option<Rank>,
+    /// Seed of the random start of the fit
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    seed: u64,
     /// Compute threads; 0 chooses them by the cores and limits of the machine
     #[arg(short, long, default_value_t = 0, allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(0..=4096))]
@@ -57,7 +65,6 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let text = engine::read_file(&args.file)?;
     let gguf = neuropil::gguf::Gguf::open_header(&args.model.path)?;
     let store = neuropil::store::Store::is_store(&gguf);
-    drop(gguf);
     let out = match &args.out {
         Some(out) => out,
         None if store => &args.model.path,
@@ -68,7 +75,18 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     };
     let backend = engine::cpu(args.threads)?;
     let target = args.sparsity.map_or(Target::Loss(args.loss), Target::Sparsity);
-    let options = CalibrateOptions { target, chunks: args.chunks as usize };
+    let rank = match args.predictors {
+        None => None,
+        Some(Rank::Of(rank)) => Some(rank),
+        Some(Rank::Auto) => {
+            let architecture = gguf.metadata().require_str("general.architecture")?;
+            let width = gguf.metadata().require_u32(&format!("{architecture}.embedding_length"))?;
+            Some((width as usize / 4).next_multiple_of(32))
+        }
+    };
+    drop(gguf);
+    let chunks = args.chunks as usize;
+    let options = CalibrateOptions { target, chunks, rank, seed: args.seed };
     let stop = CancelToken::default();
     let _watch = interrupts.watch(vec![stop.clone()]);
     let bar = Bar::steps("reading the model");
@@ -96,23 +114,64 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
             "active": report.active,
             "overlap": report.overlap,
             "thresholds": report.thresholds,
+            "cost": report.cost,
+            "predictors": report.predictors.iter().map(predictor_json).collect::<Vec<_>>(),
             "seconds": start.elapsed().as_secs_f64(),
         }));
     }
     output::text(&summary(&report))
 }
 
+fn predictor_json(predictor: &PredictorReport) -> Value {
+    let quality = |(asked, quality): (&f64, &Quality)| {
+        json!({
+            "asked": asked,
+            "recall": quality.recall,
+            "precision": quality.precision,
+            "evaluated": quality.evaluated,
+        })
+    };
+    let qualities: Vec<Value> = RECALLS.iter().zip(&predictor.quality).map(quality).collect();
+    json!({ "name": predictor.name, "bytes": predictor.bytes, "quality": qualities })
+}
+
 fn summary(report: &CalibrateReport) -> String {
     let mean = |values: &[f64]| 100.0 * values.iter().sum::<f64>() / values.len().max(1) as f64;
     let CalibrateReport { tokens: [learned, held_out], before, after, active, overlap, .. } = report;
-    format!(
+    let mut text = format!(
         "learned from {learned} tokens, checked on {held_out} others\n\
          perplexity {before:.3} with all neurons, {after:.3} with those that fire ({:+.2} %)\n\
          {:.1} % of the neurons fire for a token, {:.0} % of them fired for the token before\n",
         100.0 * (after / before - 1.0),
         mean(active),
         mean(overlap),
-    )
+    );
+    for predictor in &report.predictors {
+        text += &format!("predictor: {}, {}\n", predictor.name, memory::shown(predictor.bytes));
+        for quality in &predictor.quality {
+            text += &format!(
+                "  finds {:.1} % of the neurons that fire among {:.1} % of all\n",
+                100.0 * quality.recall,
+                100.0 * quality.evaluated
+            );
+        }
+    }
+    text
+}
+
+/// A rank, or the one that fits the model.
+#[derive(Clone, Copy, Debug)]
+enum Rank {
+    Auto,
+    Of(usize),
+}
+
+fn rank(text: &str) -> Result<Rank, String> {
+    if text == "auto" {
+        return Ok(Rank::Auto);
+    }
+    let rank = text.parse().ok().filter(|rank: &usize| (1..=65536).contains(rank) && rank.is_multiple_of(32));
+    rank.map(Rank::Of).ok_or_else(|| "it must be auto, or a multiple of 32 up to 65536".into())
 }
 
 fn share(text: &str) -> Result<f64, String> {

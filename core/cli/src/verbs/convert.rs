@@ -19,11 +19,12 @@ use crate::{memory, output};
   neuropil convert model.gguf model.store.gguf
 
 A neuron store is a GGUF file in which the weights of each neuron of the feed-forward layers lie side by side, so that
-one can be read alone. IN may be a GGUF file, a file of PowerInfer, or a neuron store. Gate and up keep their bits. Down
+one can be read alone. IN may be a GGUF file, a file of PowerInfer, a neuron store, or a folder with config.json and
+safetensors files. Gate and up keep their bits. Down
 is stored by neuron, and becomes q8_0 unless it is of a float type; how much that changes is printed. OUT appears when
 it is complete; an existing file is replaced then.")]
 pub struct Args {
-    /// The model; of a set of several files, any one
+    /// The model; of a set of several files, any one; of a safetensors model, its folder
     #[arg(value_name = "IN")]
     source: PathBuf,
     /// The neuron store to write

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use neuropil::engine::{EngineError, open_tokenizer};
 use neuropil::gguf::{Array, Gguf, Value as Item};
 use neuropil::model;
+use neuropil::store::{Store, StoreLayer, VERSION};
 use neuropil_device::DType;
 use serde_json::{Map, Value, json};
 
@@ -48,6 +49,8 @@ struct Report {
     tensor_bytes: u64,
     /// Tensors and bytes per type.
     types: BTreeMap<String, (u64, u64)>,
+    /// The layers, when it is a neuron store that holds together.
+    store: Option<Store>,
 }
 
 impl Report {
@@ -68,7 +71,13 @@ impl Report {
             parameters: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.elements())),
             tensor_bytes: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.bytes)),
             types,
+            store: if Store::is_store(gguf) { Store::read(gguf).ok() } else { None },
         }
+    }
+
+    /// Bytes of what is not neurons.
+    fn resident_bytes(&self, store: &Store) -> u64 {
+        self.tensor_bytes.saturating_sub(store.bundle_bytes())
     }
 
     fn json(&self, gguf: &Gguf) -> Value {
@@ -108,6 +117,9 @@ impl Report {
                 Err(reason) => object.insert("reason".into(), json!(reason)),
             };
         }
+        if let (Some(object), Some(store)) = (document.as_object_mut(), &self.store) {
+            object.insert("store".into(), self.store_json(gguf, store));
+        }
         let rest = json!({
             "parameters": self.parameters,
             "tensor_bytes": self.tensor_bytes,
@@ -119,6 +131,48 @@ impl Report {
             object.extend(rest);
         }
         document
+    }
+
+    fn store_json(&self, gguf: &Gguf, store: &Store) -> Value {
+        let layer = |layer: &StoreLayer| {
+            json!({
+                "neurons": layer.layout.neurons,
+                "experts": layer.bundles.len(),
+                "gate_type": layer.layout.gate_type.name(),
+                "down_type": layer.layout.down_type.name(),
+                "gate_bytes": layer.layout.gate_bytes,
+                "stride": layer.layout.stride,
+            })
+        };
+        json!({
+            "version": VERSION,
+            "read_unit": store.layers.first().map(|layer| layer.layout.read_unit),
+            "resident_bytes": self.resident_bytes(store),
+            "bundle_bytes": store.bundle_bytes(),
+            "counts": gguf.tensor("blk.0.ffn_count").is_some(),
+            "layers": store.layers.iter().map(layer).collect::<Vec<_>>(),
+        })
+    }
+
+    fn store_text(&self, gguf: &Gguf, store: &Store) -> String {
+        let [bundles, resident] = [store.bundle_bytes(), self.resident_bytes(store)].map(memory::shown);
+        let distinct = |of: &dyn Fn(&StoreLayer) -> String| {
+            store.layers.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" or ")
+        };
+        let neurons = distinct(&|layer| match layer.bundles.len() {
+            1 => layer.layout.neurons.to_string(),
+            experts => format!("{experts} x {}", layer.layout.neurons),
+        });
+        let gate = distinct(&|layer| layer.layout.gate_type.to_string());
+        let down = distinct(&|layer| layer.layout.down_type.to_string());
+        let stride = distinct(&|layer| layer.layout.stride.to_string());
+        let unit = store.layers.first().map_or(0, |layer| layer.layout.read_unit);
+        let order = if gguf.tensor("blk.0.ffn_count").is_some() { ", with firing counts" } else { "" };
+        format!(
+            "neuron store  version {VERSION}: {bundles} of neurons, {resident} besides{order}\n  {} layers of {neurons} \
+             neurons of {stride} bytes (gate and up {gate}, down {down}), read unit {unit}",
+            store.layers.len()
+        )
     }
 
     fn text(&self, gguf: &Gguf) -> String {
@@ -136,6 +190,7 @@ impl Report {
             }
             Err(reason) => lines.push(format!("runs          no: {}", one_line(reason))),
         }
+        lines.extend(self.store.as_ref().map(|store| self.store_text(gguf, store)));
         let (count, bytes) = (gguf.tensors().len(), memory::shown(self.tensor_bytes));
         lines.push(format!("tensors       {count} with {} parameters in {bytes}", self.parameters));
         for (name, (count, bytes)) in &self.types {

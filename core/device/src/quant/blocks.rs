@@ -43,15 +43,19 @@ pub struct Group {
 }
 
 impl Group {
-    /// Writes the 32 weights, with the roundings of ggml: multiply, then add.
+    /// Writes the 32 weights, with the roundings of ggml: multiply, then add. Always inlined: where the format is known,
+    /// most of its constants are.
+    #[inline(always)]
     pub fn dequantize(&self, out: &mut [f32; GROUP]) {
-        let d = self.scales.map(|s| self.dw * s as f32);
-        for (i, (out, &code)) in out.iter_mut().zip(&self.codes).enumerate() {
-            let product = d[i / 16] * (i32::from(code) - self.offset) as f32;
-            *out = match self.mw {
-                Some(mw) => product + mw,
-                None => product,
-            };
+        let halves = out.as_chunks_mut::<16>().0.iter_mut().zip(self.codes.as_chunks::<16>().0);
+        for ((out, codes), scale) in halves.zip(self.scales) {
+            let d = self.dw * scale as f32;
+            for (out, &code) in out.iter_mut().zip(codes) {
+                *out = d * (i32::from(code) - self.offset) as f32;
+            }
+        }
+        if let Some(mw) = self.mw {
+            out.iter_mut().for_each(|out| *out += mw);
         }
     }
 

@@ -150,11 +150,11 @@ pub fn bundle_row_part(dtype: DType, cols: usize, col: usize, piece: &[u8], out:
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => {}
         DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {}
-        DType::Q4_0 => sort::<BlockQ4_0>(&to, first, piece, out),
-        DType::Q4_1 => sort::<BlockQ4_1>(&to, first, piece, out),
+        DType::Q4_0 => split::<BlockQ4_0, 16>(&to, first, piece, out, |block| &block.qs),
+        DType::Q4_1 => split::<BlockQ4_1, 16>(&to, first, piece, out, |block| &block.qs),
         DType::Q5_0 => sort::<BlockQ5_0>(&to, first, piece, out),
         DType::Q5_1 => sort::<BlockQ5_1>(&to, first, piece, out),
-        DType::Q8_0 => sort::<BlockQ8_0>(&to, first, piece, out),
+        DType::Q8_0 => split::<BlockQ8_0, 32>(&to, first, piece, out, |block| bytemuck::cast_ref(&block.qs)),
         DType::Q4_K => sort::<BlockQ4K>(&to, first, piece, out),
         DType::Q5_K => sort::<BlockQ5K>(&to, first, piece, out),
         DType::Q6_K => sort::<BlockQ6K>(&to, first, piece, out),
@@ -269,19 +269,11 @@ impl Scales for BlockQ4_0 {
     fn halves(&self) -> [Half; 2] {
         [self.d, self.d]
     }
-    #[inline]
-    fn nibbles(&self, _: usize) -> [u8; 16] {
-        self.qs
-    }
 }
 
 impl Scales for BlockQ4_1 {
     fn halves(&self) -> [Half; 2] {
         [self.d, self.m]
-    }
-    #[inline]
-    fn nibbles(&self, _: usize) -> [u8; 16] {
-        self.qs
     }
 }
 
@@ -330,6 +322,27 @@ impl Scales for BlockQ6K {
     }
 }
 
+/// As [`sort`], of a type whose codes are in a bundle what they are in a file, and whose scales are all f16: at the speed
+/// of memory.
+fn split<B: Scales, const CODES: usize>(
+    to: &BundleRow,
+    first: usize,
+    piece: &[u8],
+    out: &mut [u8],
+    codes: impl Fn(&B) -> &[u8; CODES],
+) {
+    let blocks: &[B] = bytemuck::cast_slice(piece);
+    let (all, halves) = out.split_at_mut(to.group_halves(0));
+    for (out, block) in all.as_chunks_mut::<CODES>().0[first..].iter_mut().zip(blocks) {
+        *out = *codes(block);
+    }
+    for (array, halves) in halves.chunks_exact_mut(2 * to.groups).enumerate() {
+        for (out, block) in halves.as_chunks_mut::<2>().0[first..].iter_mut().zip(blocks) {
+            *out = block.halves()[array].0;
+        }
+    }
+}
+
 /// Sorts the blocks of `piece`, which are those from `first` on.
 fn sort<B: Scales>(to: &BundleRow, first: usize, piece: &[u8], out: &mut [u8]) {
     let blocks: &[B] = bytemuck::cast_slice(piece);
@@ -340,10 +353,7 @@ fn sort<B: Scales>(to: &BundleRow, first: usize, piece: &[u8], out: &mut [u8]) {
         }
         for i in 0..B::GROUPS {
             let g = b * B::GROUPS + i;
-            if parts.bits == 8 {
-                let codes = block.codes(i).map(|code| code ^ 0x80);
-                out[GROUP * g..][..GROUP].copy_from_slice(&codes);
-            } else if parts.bits == 4 {
+            if parts.bits == 4 {
                 out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&block.nibbles(i));
             } else {
                 let codes = block.codes(i);

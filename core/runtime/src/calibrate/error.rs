@@ -33,6 +33,16 @@ pub enum CalibrateError {
         /// Tokens that it takes.
         needed: usize,
     },
+    /// No token of the text went to an expert.
+    #[error(
+        "no token of the text chose expert {expert} of layer {layer}; give a longer or a more varied text"
+    )]
+    Unseen {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: usize,
+    },
     /// The text cannot be predicted at all.
     #[error("the model's logits for the text are not numbers; check it with `neuropil verify`")]
     NotANumber,

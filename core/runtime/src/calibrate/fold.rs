@@ -28,25 +28,8 @@ pub(super) struct UpDown {
 impl UpDown {
     /// Reads and widens the rows.
     pub(super) fn read(gguf: &Gguf, bundles: &TensorInfo, layout: Layout) -> Result<UpDown, CalibrateError> {
-        let len = layout.neurons * layout.width;
-        let (mut up, mut down) = (zeros(len)?, zeros(len)?);
-        let per_read = (CHUNK / layout.stride).clamp(1, layout.neurons.max(1));
-        let mut chunk = vec![0; per_read * layout.stride];
-        for start in (0..layout.neurons).step_by(per_read) {
-            let end = layout.neurons.min(start + per_read);
-            let chunk = &mut chunk[..(end - start) * layout.stride];
-            gguf.read_part(bundles, layout.run(start..end).start, chunk)?;
-            for (bundle, position) in chunk.chunks_exact(layout.stride).zip(start..) {
-                let row = |dtype: DType, at: usize, out: &mut [f32]| {
-                    let bytes = quant::bundle_row_bytes(dtype, layout.width).unwrap_or(0);
-                    quant::dequantize_bundle_row(dtype, &bundle[at..][..bytes], out);
-                };
-                let at = position * layout.width;
-                row(layout.gate_type, layout.gate_bytes, &mut up[at..][..layout.width]);
-                row(layout.down_type, layout.down_at, &mut down[at..][..layout.width]);
-            }
-        }
-        Ok(UpDown { layout, up, down })
+        let [up, down] = [Row::Up, Row::Down].map(|row| rows(gguf, bundles, &layout, row));
+        Ok(UpDown { layout, up: up?, down: down? })
     }
 
     /// What each neuron's gate is worth: the size of its down row times that of its up value for a normed input.
@@ -94,6 +77,42 @@ impl UpDown {
         }
         Ok(fold)
     }
+}
+
+/// One of a neuron's rows.
+#[derive(Clone, Copy)]
+pub(super) enum Row {
+    Gate,
+    Up,
+    Down,
+}
+
+/// Reads a row of each neuron of a layer or expert, widened, `[neurons, width]`.
+pub(super) fn rows(
+    gguf: &Gguf,
+    bundles: &TensorInfo,
+    layout: &Layout,
+    row: Row,
+) -> Result<Vec<f32>, CalibrateError> {
+    let (dtype, at) = match row {
+        Row::Gate => (layout.gate_type, 0),
+        Row::Up => (layout.gate_type, layout.gate_bytes),
+        Row::Down => (layout.down_type, layout.down_at),
+    };
+    let bytes = quant::bundle_row_bytes(dtype, layout.width).unwrap_or(0);
+    let mut values = zeros(layout.neurons * layout.width)?;
+    let per_read = (CHUNK / layout.stride).clamp(1, layout.neurons.max(1));
+    let mut chunk = vec![0; per_read * layout.stride];
+    for (start, values) in
+        (0..layout.neurons).step_by(per_read).zip(values.chunks_mut(per_read * layout.width))
+    {
+        let end = layout.neurons.min(start + per_read);
+        let chunk = &mut chunk[..(end - start) * layout.stride];
+        gguf.read_part(bundles, layout.run(start..end).start, chunk)?;
+        let pairs = chunk.chunks_exact(layout.stride).zip(values.chunks_exact_mut(layout.width));
+        pairs.for_each(|(bundle, out)| quant::dequantize_bundle_row(dtype, &bundle[at..][..bytes], out));
+    }
+    Ok(values)
 }
 
 fn zeros(len: usize) -> Result<Vec<f32>, CalibrateError> {

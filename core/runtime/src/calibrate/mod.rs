@@ -8,10 +8,13 @@
 mod allocate;
 mod centre;
 mod counts;
+mod divergence;
 mod error;
 mod fold;
 mod gates;
 mod histogram;
+mod predictor;
+mod samples;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -22,16 +25,27 @@ use neuropil_device::{Activation, DType, quant};
 use crate::engine::{Engine, EngineError, SessionOptions};
 use crate::gguf::{Array, Gguf, NewTensor, Value, tensor_id};
 use crate::predict::{GateObserver, Prediction, SharedObserver};
-use crate::store::{Additions, BATCHES, ConvertOptions, Store, convert};
+use crate::store::{Additions, BATCHES, ConvertOptions, Layout, Store, convert};
 
 use allocate::{PROBE, mean, shares, shares_of_mean};
 use centre::Centres;
 use counts::{Counts, LayerCounts};
-use fold::UpDown;
+use divergence::Reference;
+use fold::{Row, UpDown, rows};
 use gates::Gates;
+use predictor::Fit;
+use samples::Samples;
 use text::Text;
 
 pub use error::CalibrateError;
+pub use predictor::Quality;
+
+/// Chunks on which each layer is measured.
+const PROBE_CHUNKS: usize = 1;
+/// Memory for samples of all layers.
+const SAMPLE_BYTES: usize = 1 << 30;
+/// The least that a layer is taken to cost, as a share of the mean.
+const LEAST_COST: f64 = 0.1;
 
 /// How far thresholds may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,11 +63,15 @@ pub struct CalibrateOptions {
     pub target: Target,
     /// Most chunks of 512 tokens to use of the text.
     pub chunks: usize,
+    /// For a model of the ReLU family: also fit predictors of this rank.
+    pub rank: Option<usize>,
+    /// Where random starts come from.
+    pub seed: u64,
 }
 
 impl Default for CalibrateOptions {
     fn default() -> CalibrateOptions {
-        CalibrateOptions { target: Target::Loss(0.01), chunks: 80 }
+        CalibrateOptions { target: Target::Loss(0.01), chunks: 50, rank: None, seed: 0 }
     }
 }
 
@@ -73,6 +91,26 @@ pub struct CalibrateReport {
     pub overlap: Vec<f64>,
     /// The cuts, if the model's gate needs them.
     pub thresholds: Option<Vec<f32>>,
+    /// What leaving 70 % of a layer's neurons out costs, as divergence of the predictions in nats, layer by layer.
+    pub cost: Option<Vec<f64>>,
+    /// What predictors of a ReLU model are worth at each of [`RECALLS`], mean of layers.
+    pub predictors: Vec<PredictorReport>,
+}
+
+/// The shares of firing neurons that predictors are judged at; the store keeps the cut of the last for the gate in 4
+/// bits, and that of the second for predictors of low rank.
+pub const RECALLS: [f64; 3] = [0.9, 0.95, 0.98];
+
+/// One kind of predictor.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PredictorReport {
+    /// What it is.
+    pub name: String,
+    /// Bytes of weights that a token's prediction reads, all layers.
+    pub bytes: u64,
+    /// At each of [`RECALLS`], mean of layers.
+    pub quality: Vec<Quality>,
 }
 
 /// What is under way: a sentence, and how much of how much of it is done. False stops the calibration.
@@ -124,15 +162,71 @@ struct Run<'a, 'b> {
 }
 
 impl Run<'_, '_> {
-    /// A model whose gate switches neurons off: its neurons are counted.
+    /// A model whose gate switches neurons off: its neurons are counted, and predictors of the gate are fitted.
     fn relu(&mut self, engine: Engine, store: &Path, out: &Path) -> Result<CalibrateReport, CalibrateError> {
         let activation = self.activation;
-        let counts = self.count(&engine, Box::new(move |_, _, gate| !activation.is_off(gate)))?;
-        drop(engine);
+        let parts: usize = Store::read(engine.gguf())?.layers.iter().map(|layer| layer.bundles.len()).sum();
+        let fires = Box::new(move |_: usize, _: usize, gate: f32| !activation.is_off(gate));
+        let both = (Counts::new(fires), Samples::new(SAMPLE_BYTES, parts));
+        let (counts, samples) = self.watch(&engine, both, "counting what fires")?;
         let mut additions = Additions::default();
+        let predictors = self.predictors(&engine, &samples, &mut additions)?;
+        drop((engine, samples));
+        let counts = counts.layers;
         self.finish(&counts, &mut additions);
         self.write(store, out, additions)?;
-        Ok(self.report(&counts, self.before, None))
+        Ok(CalibrateReport { predictors, ..self.report(&counts, self.before) })
+    }
+
+    /// Fits predictors of all layers to the samples and puts them among what is to be written.
+    fn predictors(
+        &mut self,
+        engine: &Engine,
+        samples: &Samples,
+        additions: &mut Additions,
+    ) -> Result<Vec<PredictorReport>, CalibrateError> {
+        let store = Store::read(engine.gguf())?;
+        let device = engine.devices().first().ok_or(EngineError::NoDevice)?;
+        let (mut four_bits, mut low_rank) = (Summary::default(), Summary::default());
+        let total = store.layers.len() as u64;
+        for (layer, of) in store.layers.iter().enumerate() {
+            if !(self.progress)("fitting predictors", layer as u64, total) {
+                return Err(CalibrateError::Cancelled);
+            }
+            let Layout { width, neurons, .. } = of.layout;
+            for (expert, bundles) in of.bundles.iter().enumerate() {
+                let Some(samples) = samples.layers.get(layer).and_then(|experts| experts.get(expert)) else {
+                    return Err(CalibrateError::Unseen { layer, expert });
+                };
+                let gate = rows(engine.gguf(), bundles, &of.layout, Row::Gate)?;
+                let fit = Fit { device, activation: self.activation, width, neurons, gate: &gate, samples };
+                four_bits.add(layer, (neurons * width * 9 / 16) as u64, fit.four_bits(&RECALLS)?);
+                let Some(rank) = self.options.rank else { continue };
+                let seed = self.options.seed ^ (layer as u64) << 16 ^ expert as u64;
+                let (factors, quality) = fit.low_rank(rank, seed, &RECALLS)?;
+                low_rank.add(layer, factors.iter().map(|factor| factor.bytes.len() as u64).sum(), quality);
+                let which = if of.bundles.len() > 1 { format!(".{expert}") } else { String::new() };
+                for (name, factor) in ["fc1", "fc2"].into_iter().zip(factors) {
+                    let dims = vec![factor.cols as u64, factor.rows as u64];
+                    let name = format!("blk.{layer}.{name}{which}.weight");
+                    additions
+                        .tensors
+                        .push((NewTensor::new(name, tensor_id(factor.dtype), dims), factor.bytes));
+                }
+            }
+        }
+        let cuts = |summary: &Summary, recall: usize| floats(&summary.cuts(recall));
+        additions.pairs.set("neuropil.gate4_threshold", cuts(&four_bits, 2));
+        additions.pairs.set("neuropil.gate4_active", floats(&four_bits.evaluated(2)));
+        let mut reports = vec![four_bits.report("gate in 4 bits".into())];
+        if let Some(rank) = self.options.rank {
+            additions.pairs.set("neuropil.predictor.input", "normed");
+            additions.pairs.set("neuropil.predictor.activation", "linear");
+            additions.pairs.set("neuropil.predictor.threshold", cuts(&low_rank, 1));
+            additions.pairs.set("neuropil.predictor.active", floats(&low_rank.evaluated(1)));
+            reports.push(low_rank.report(format!("rank {rank}")));
+        }
+        Ok(reports)
     }
 
     /// A model whose gate never is zero: constants, then cuts, then counts.
@@ -148,7 +242,8 @@ impl Run<'_, '_> {
         let staged = Staged(staged_path(out, "calibrating"));
         self.write(store, &staged.0, additions)?;
         let engine = (self.open)(&staged.0, Prediction::Threshold)?;
-        let shares = self.choose(&engine, &centres)?;
+        let costs = self.probe(&engine, &centres)?;
+        let shares = self.choose(&engine, &centres, &costs)?;
         let cuts: Vec<f32> = centres.iter().zip(&shares).map(|(layer, share)| cut(layer, *share)).collect();
         set(&engine, &cuts);
         let after = loss(&engine, &self.text.check, "measuring the result", self.progress)?;
@@ -165,7 +260,7 @@ impl Run<'_, '_> {
         additions.pairs.set("neuropil.ffn_threshold", floats(&cuts));
         self.finish(&counts, &mut additions);
         self.write(&staged.0, out, additions)?;
-        Ok(self.report(&counts, after, Some(cuts)))
+        Ok(CalibrateReport { thresholds: Some(cuts), cost: Some(costs), ..self.report(&counts, after) })
     }
 
     /// Runs the chunks to learn from past an observer.
@@ -243,28 +338,40 @@ impl Run<'_, '_> {
         Ok((additions, all))
     }
 
-    /// The share of neurons to leave out in each layer.
-    fn choose(&mut self, engine: &Engine, centres: &[Centres]) -> Result<Vec<f64>, CalibrateError> {
-        let probe_chunks = self.text.check.len().min(3);
-        let probe = self.text.check[..probe_chunks].to_vec();
+    /// What it costs to leave out the probe's share of each layer.
+    fn probe(&mut self, engine: &Engine, centres: &[Centres]) -> Result<Vec<f64>, CalibrateError> {
         set(engine, &vec![-1.0; centres.len()]);
-        let base = loss(engine, &probe, "measuring each layer", self.progress)?;
+        let probe = self.text.check.len().min(PROBE_CHUNKS);
+        let reference = Reference::new(engine, &self.text.check[..probe])?;
         let mut costs = Vec::new();
         for (layer, of) in centres.iter().enumerate() {
             engine.thresholds().set(layer, of.cut(PROBE));
             let what = format!("measuring layer {} of {}", layer + 1, centres.len());
-            costs.push((loss(engine, &probe, &what, self.progress)? - base).max(1e-6));
+            costs.push(reference.divergence(engine, &what, self.progress)?.max(0.0));
             engine.thresholds().set(layer, -1.0);
         }
+        // A layer that seems to cost nothing is only measured badly.
+        let typical = costs.iter().sum::<f64>() / costs.len().max(1) as f64;
+        costs.iter_mut().for_each(|cost| *cost = cost.max(LEAST_COST * typical).max(1e-9));
+        Ok(costs)
+    }
+
+    /// The share of neurons to leave out in each layer.
+    fn choose(
+        &mut self,
+        engine: &Engine,
+        centres: &[Centres],
+        costs: &[f64],
+    ) -> Result<Vec<f64>, CalibrateError> {
         let target = match self.options.target {
-            Target::Sparsity(share) => return Ok(shares_of_mean(centres, &costs, share)),
+            Target::Sparsity(share) => return Ok(shares_of_mean(centres, costs, share)),
             Target::Loss(target) => target.ln_1p(),
         };
         // Losses of layers add up roughly; the sum is measured, and the price moved until it fits.
         let (mut best, mut low, mut high) = (vec![0.0; centres.len()], 1e-6f64, 10.0f64);
         for _ in 0..8 {
             let price = (low * high).sqrt();
-            let shares = shares(centres, &costs, price);
+            let shares = shares(centres, costs, price);
             let cuts: Vec<f32> =
                 centres.iter().zip(&shares).map(|(layer, share)| cut(layer, *share)).collect();
             set(engine, &cuts);
@@ -307,12 +414,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    fn report(
-        &self,
-        counts: &[Vec<LayerCounts>],
-        after: f64,
-        thresholds: Option<Vec<f32>>,
-    ) -> CalibrateReport {
+    fn report(&self, counts: &[Vec<LayerCounts>], after: f64) -> CalibrateReport {
         let tokens = |chunks: &[Vec<u32>]| chunks.iter().map(Vec::len).sum();
         CalibrateReport {
             tokens: [tokens(&self.text.learn), tokens(&self.text.check)],
@@ -320,8 +422,56 @@ impl Run<'_, '_> {
             after: after.exp(),
             active: counts.iter().map(|experts| active(experts)).collect(),
             overlap: overlap(counts).collect(),
-            thresholds,
+            thresholds: None,
+            cost: None,
+            predictors: Vec::new(),
         }
+    }
+}
+
+/// What predictors are worth, layer by layer, experts after each other.
+#[derive(Default)]
+struct Summary {
+    bytes: u64,
+    qualities: Vec<(usize, Vec<Quality>)>,
+}
+
+impl Summary {
+    fn add(&mut self, layer: usize, bytes: u64, qualities: Vec<Quality>) {
+        self.bytes += bytes;
+        self.qualities.push((layer, qualities));
+    }
+
+    /// The mean of a figure over a layer's experts, layer by layer.
+    fn per_layer(&self, of: impl Fn(&Quality) -> f64, recall: usize) -> Vec<f32> {
+        let same = |a: &(usize, Vec<Quality>), b: &(usize, Vec<Quality>)| a.0 == b.0;
+        let mean_of = |experts: &[(usize, Vec<Quality>)]| {
+            let sum: f64 = experts.iter().filter_map(|(_, all)| all.get(recall)).map(&of).sum();
+            (sum / experts.len().max(1) as f64) as f32
+        };
+        self.qualities.chunk_by(same).map(mean_of).collect()
+    }
+
+    fn cuts(&self, recall: usize) -> Vec<f32> {
+        self.per_layer(|quality| f64::from(quality.threshold), recall)
+    }
+
+    fn evaluated(&self, recall: usize) -> Vec<f32> {
+        self.per_layer(|quality| quality.evaluated, recall)
+    }
+
+    fn report(&self, name: String) -> PredictorReport {
+        let mean = |of: fn(&Quality) -> f64, recall: usize| {
+            let all = self.qualities.iter().filter_map(|(_, all)| all.get(recall));
+            all.map(of).sum::<f64>() / self.qualities.len().max(1) as f64
+        };
+        let quality = |recall: usize| Quality {
+            threshold: mean(|q| f64::from(q.threshold), recall) as f32,
+            recall: mean(|q| q.recall, recall),
+            evaluated: mean(|q| q.evaluated, recall),
+            precision: mean(|q| q.precision, recall),
+        };
+        PredictorReport { name, bytes: self.bytes, quality: (0..RECALLS.len()).map(quality).collect() }
     }
 }
 

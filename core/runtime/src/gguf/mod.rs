@@ -18,6 +18,7 @@
 //! file is an ordinary error.
 
 mod cursor;
+mod encode;
 mod error;
 mod map;
 mod metadata;
@@ -36,6 +37,8 @@ use std::path::{Path, PathBuf};
 
 use error::shown;
 use shard::Shard;
+
+pub(crate) use shard::read_at;
 
 pub use error::GgufError;
 pub use metadata::Metadata;

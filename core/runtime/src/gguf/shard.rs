@@ -39,8 +39,7 @@ impl Shard {
 
     /// Reads the bytes of `tensor` from its byte `from` on, as many as `out` takes.
     pub(super) fn read(&self, tensor: &TensorInfo, from: u64, out: &mut [u8]) -> Result<(), GgufError> {
-        let read = |out: &mut [u8], at| read_once(&self.file, out, at);
-        let got = read_fully(read, out, tensor.offset.saturating_add(from))
+        let got = read_at(&self.file, out, tensor.offset.saturating_add(from))
             .map_err(|source| GgufError::Io { file: self.path.clone(), source })?;
         if got < out.len() {
             return Err(GgufError::Truncated {
@@ -72,6 +71,11 @@ fn read_once(file: &File, out: &mut [u8], at: u64) -> io::Result<usize> {
     return std::os::unix::fs::FileExt::read_at(file, out, at);
     #[cfg(windows)]
     return std::os::windows::fs::FileExt::seek_read(file, out, at);
+}
+
+/// Reads from byte `at` of a file on until `out` is full or the file ends; returns bytes read.
+pub(crate) fn read_at(file: &File, out: &mut [u8], at: u64) -> io::Result<usize> {
+    read_fully(|out, at| read_once(file, out, at), out, at)
 }
 
 /// Repeats `read` over short reads and interruptions until `out` is full or the file ends; returns bytes read.

@@ -8,6 +8,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::encode;
 use super::error::{GgufError, shown};
 use super::metadata::Metadata;
 use super::parse::{MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_PAIRS, MAX_TENSORS};
@@ -197,7 +198,8 @@ impl GgufWriter {
             end = next
                 .ok_or_else(|| GgufError::SizeOverflow { file: path.into(), tensor: shown(&tensor.name) })?;
         }
-        let (mut header, values) = header(&pairs, tensors, &places);
+        let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
+        let (mut header, values) = encode::header(&pairs, tensors, &offsets);
         header.resize(header.len().next_multiple_of(alignment as usize), 0);
         if header.len() > MAX_HEADER_BYTES {
             let (count, limit) = (header.len() as u64, MAX_HEADER_BYTES as u64);
@@ -293,7 +295,7 @@ impl GgufWriter {
     /// [`WriteError::Late`] when it is not so.
     pub fn set_late(&mut self, key: &str, value: &Value) -> Result<(), WriteError> {
         let mut bytes = Vec::new();
-        self::value(&mut bytes, value);
+        encode::value(&mut bytes, value);
         match self.values.iter().find(|(k, _, len)| k == key && *len == bytes.len()) {
             Some((_, at, _)) => self.patches.push((*at, bytes)),
             None => return Err(WriteError::Late { file: self.staged.path().into(), key: shown(key) }),
@@ -331,88 +333,6 @@ impl GgufWriter {
 
     fn wrong(&self, tensor: &str, reason: String) -> WriteError {
         WriteError::Tensor { file: self.staged.path().into(), tensor: shown(tensor), reason }
-    }
-}
-
-/// The header without the padding at its end, and where each key's value lies.
-fn header(pairs: &Pairs, tensors: &[NewTensor], places: &[Place]) -> (Vec<u8>, Vec<(String, u64, usize)>) {
-    let mut out = b"GGUF".to_vec();
-    out.extend(3u32.to_le_bytes());
-    out.extend((tensors.len() as u64).to_le_bytes());
-    out.extend((pairs.0.len() as u64).to_le_bytes());
-    let mut values = Vec::new();
-    for (key, value) in pairs.iter() {
-        string(&mut out, key.as_bytes());
-        let at = out.len();
-        self::value(&mut out, value);
-        values.push((key.to_owned(), at as u64, out.len() - at));
-    }
-    for (tensor, place) in tensors.iter().zip(places) {
-        string(&mut out, tensor.name.as_bytes());
-        out.extend((tensor.dims.len() as u32).to_le_bytes());
-        tensor.dims.iter().for_each(|size| out.extend(size.to_le_bytes()));
-        out.extend(tensor.type_id.to_le_bytes());
-        out.extend(place.offset.to_le_bytes());
-    }
-    (out, values)
-}
-
-fn string(out: &mut Vec<u8>, text: &[u8]) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text);
-}
-
-fn value(out: &mut Vec<u8>, value: &Value) {
-    let mut scalar = |type_id: u32, bytes: &[u8]| {
-        out.extend(type_id.to_le_bytes());
-        out.extend(bytes);
-    };
-    match value {
-        Value::U8(v) => scalar(0, &v.to_le_bytes()),
-        Value::I8(v) => scalar(1, &v.to_le_bytes()),
-        Value::U16(v) => scalar(2, &v.to_le_bytes()),
-        Value::I16(v) => scalar(3, &v.to_le_bytes()),
-        Value::U32(v) => scalar(4, &v.to_le_bytes()),
-        Value::I32(v) => scalar(5, &v.to_le_bytes()),
-        Value::F32(v) => scalar(6, &v.to_le_bytes()),
-        Value::Bool(v) => scalar(7, &[u8::from(*v)]),
-        Value::U64(v) => scalar(10, &v.to_le_bytes()),
-        Value::I64(v) => scalar(11, &v.to_le_bytes()),
-        Value::F64(v) => scalar(12, &v.to_le_bytes()),
-        Value::Str(v) => {
-            out.extend(8u32.to_le_bytes());
-            string(out, v);
-        }
-        Value::Array(v) => {
-            out.extend(9u32.to_le_bytes());
-            array(out, v);
-        }
-    }
-}
-
-fn array(out: &mut Vec<u8>, array: &Array) {
-    fn numbers<T: Copy, const N: usize>(out: &mut Vec<u8>, id: u32, items: &[T], bytes: fn(T) -> [u8; N]) {
-        out.extend(id.to_le_bytes());
-        out.extend((items.len() as u64).to_le_bytes());
-        items.iter().for_each(|item| out.extend(bytes(*item)));
-    }
-    match array {
-        Array::U8(v) => numbers(out, 0, v, u8::to_le_bytes),
-        Array::I8(v) => numbers(out, 1, v, i8::to_le_bytes),
-        Array::U16(v) => numbers(out, 2, v, u16::to_le_bytes),
-        Array::I16(v) => numbers(out, 3, v, i16::to_le_bytes),
-        Array::U32(v) => numbers(out, 4, v, u32::to_le_bytes),
-        Array::I32(v) => numbers(out, 5, v, i32::to_le_bytes),
-        Array::F32(v) => numbers(out, 6, v, f32::to_le_bytes),
-        Array::Bool(v) => numbers(out, 7, v, |v| [u8::from(v)]),
-        Array::U64(v) => numbers(out, 10, v, u64::to_le_bytes),
-        Array::I64(v) => numbers(out, 11, v, i64::to_le_bytes),
-        Array::F64(v) => numbers(out, 12, v, f64::to_le_bytes),
-        Array::Str(v) => {
-            out.extend(8u32.to_le_bytes());
-            out.extend((v.len() as u64).to_le_bytes());
-            v.iter().for_each(|text| string(out, text));
-        }
     }
 }
 

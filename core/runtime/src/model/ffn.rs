@@ -14,7 +14,7 @@ pub(crate) enum Ffn {
     /// All of them as one block.
     Block(Placed),
     /// One by one, out of a neuron store.
-    Neurons(Neurons),
+    Neurons(Box<Neurons>),
 }
 
 impl Ffn {

@@ -131,7 +131,7 @@ impl<'a> Loader<'a> {
         match self.store.clone() {
             Some(view) => {
                 let expert = expert.map(|(index, _)| index);
-                Ok(Ffn::Neurons(self.store_neurons(&view, layer, expert)?))
+                Ok(Ffn::Neurons(Box::new(self.store_neurons(&view, layer, expert)?)))
             }
             None => Ok(Ffn::Block(self.neurons(expert.unwrap_or((0, 1)), names, neurons, width)?)),
         }

@@ -1,8 +1,8 @@
 //! From the bundles of a neuron store to slots in memory, and to what decides which of them are computed.
 
 use neuropil_device::{
-    Activation, ActivationKind, Arena, DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage,
-    WeightSource, quant,
+    Activation, Arena, DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage, WeightSource,
+    quant,
 };
 
 use crate::gguf::{Gguf, TensorInfo};
@@ -18,6 +18,9 @@ use super::{ModelError, ModelSpec};
 /// The key of the cuts of the centred thresholds.
 const THRESHOLD_KEY: &str = "neuropil.ffn_threshold";
 
+/// The share of neurons that calibrated predictors evaluate; a model's own have no such key.
+const ACTIVE_KEY: &str = "neuropil.predictor.active";
+
 /// Bytes of bundles that are read at a time.
 const CHUNK: usize = 1 << 20;
 
@@ -26,6 +29,8 @@ pub(crate) struct StoreView {
     pub store: Store,
     prediction: Prediction,
     input: PredictorInput,
+    /// Whether a ReLU stands between a predictor's two matrices.
+    relu: bool,
     hot: usize,
     thresholds: Thresholds,
 }
@@ -51,32 +56,21 @@ impl StoreView {
         }
         let metadata = gguf.metadata();
         let store = Store::read(gguf)?;
-        let experts = store.layers.first().is_some_and(|layer| layer.bundles.len() > 1);
-        let first = if experts { "blk.0.fc1.0.weight" } else { "blk.0.fc1.weight" };
-        let relu =
-            matches!(activation.kind, ActivationKind::Relu | ActivationKind::Relu2 | ActivationKind::Drelu);
-        let (model, calibrated) = (gguf.tensor(first).is_some(), gguf.tensor("blk.0.ffn_center").is_some());
-        let lacks = |reason: &str| ModelError::Prediction { asked: prediction.name(), reason: reason.into() };
-        let prediction = match prediction {
-            Prediction::Auto if model => Prediction::Model,
-            Prediction::Auto if relu => Prediction::Gate,
-            Prediction::Auto if calibrated => Prediction::Threshold,
-            Prediction::Auto => Prediction::Off,
-            Prediction::Model if !model => return Err(lacks("the store has no predictors")),
-            Prediction::Threshold if !calibrated => {
-                return Err(lacks("the store has no thresholds; find them with `neuropil calibrate`"));
-            }
-            Prediction::Gate4 if !relu => {
-                return Err(lacks("its sign says nothing for an activation that is not of the ReLU family"));
-            }
-            asked => asked,
-        };
+        let prediction = choose(gguf, &store, activation, prediction)?;
         let input = match metadata.str("neuropil.predictor.input")? {
             None | Some("residual") => PredictorInput::Residual,
             Some("normed") => PredictorInput::Normed,
             Some(other) => {
                 let reason = "it must be residual or normed";
                 return Err(ModelError::key("neuropil.predictor.input", other, reason));
+            }
+        };
+        let relu = match metadata.str("neuropil.predictor.activation")? {
+            None | Some("relu") => true,
+            Some("linear") => false,
+            Some(other) => {
+                let reason = "it must be relu or linear";
+                return Err(ModelError::key("neuropil.predictor.activation", other, reason));
             }
         };
         let hot = metadata.u64("neuropil.ffn_hot_count")?.unwrap_or(0);
@@ -90,7 +84,7 @@ impl StoreView {
         }
         let none = store.layers.iter().map(|_| 0.0).skip(cuts.len());
         let thresholds = Thresholds::new(cuts.iter().copied().chain(none));
-        Ok(Some(StoreView { store, prediction, input, hot, thresholds }))
+        Ok(Some(StoreView { store, prediction, input, relu, hot, thresholds }))
     }
 
     /// The cuts of the centred thresholds.
@@ -102,6 +96,69 @@ impl StoreView {
     pub(crate) fn prediction(&self) -> Prediction {
         self.prediction
     }
+}
+
+/// What a choice comes to for a store.
+fn choose(
+    gguf: &Gguf,
+    store: &Store,
+    activation: Activation,
+    asked: Prediction,
+) -> Result<Prediction, ModelError> {
+    let has = |part: &str| {
+        let of = |suffix: &str| gguf.tensor(&format!("blk.0.{part}{suffix}")).is_some();
+        of("") || of(".weight") || of(".0") || of(".0.weight")
+    };
+    let relu = activation.is_off(-1.0);
+    let (model, calibrated) = (has("fc1"), has("ffn_center"));
+    let lacks = |reason: &str| ModelError::Prediction { asked: asked.name(), reason: reason.into() };
+    match asked {
+        Prediction::Auto if model && gguf.metadata().get(ACTIVE_KEY).is_none() => Ok(Prediction::Model),
+        Prediction::Auto if relu => cheapest(gguf, store, model),
+        Prediction::Auto if calibrated => Ok(Prediction::Threshold),
+        Prediction::Auto => Ok(Prediction::Off),
+        Prediction::Model if !model => Err(lacks("the store has no predictors")),
+        Prediction::Threshold if !calibrated => {
+            Err(lacks("the store has no thresholds; find them with `neuropil calibrate`"))
+        }
+        Prediction::Gate4 if !relu => {
+            Err(lacks("its sign says nothing for an activation that is not of the ReLU family"))
+        }
+        asked => Ok(asked),
+    }
+}
+
+/// Of the ways that a calibrated store of a ReLU model offers, the one that reads least for a token. The exact gate needs
+/// no more than a quarter more than the best to be taken: what it leaves out changes no bit, and it is one step less.
+fn cheapest(gguf: &Gguf, store: &Store, model: bool) -> Result<Prediction, ModelError> {
+    const NEAR: f64 = 1.25;
+    let metadata = gguf.metadata();
+    let mean = |key: &str| -> Result<Option<f64>, ModelError> {
+        let values = metadata.f32s(key)?.filter(|values| !values.is_empty());
+        Ok(values.map(|values| values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len() as f64))
+    };
+    let (Some(gate4), Some(layer)) = (mean("neuropil.gate4_active")?, store.layers.first()) else {
+        return Ok(Prediction::Gate);
+    };
+    let Layout { width, neurons, gate_bytes, stride, .. } = layer.layout;
+    // A calibrated gate in 4 bits evaluates about as many neurons as fire.
+    let neurons_read = |share: f64| share * neurons as f64;
+    let exact = (neurons * gate_bytes) as f64 + neurons_read(gate4) * (stride - gate_bytes) as f64;
+    let four_bits = (neurons * width) as f64 * 9.0 / 16.0 + neurons_read(gate4) * stride as f64;
+    let low_rank = match mean(ACTIVE_KEY)?.filter(|_| model) {
+        None => f64::INFINITY,
+        Some(active) => {
+            let of =
+                |part: &str| gguf.tensor(&format!("blk.0.{part}.weight")).map_or(0, |tensor| tensor.bytes);
+            (of("fc1") + of("fc2")) as f64 + neurons_read(active) * stride as f64
+        }
+    };
+    let least = exact.min(four_bits).min(low_rank);
+    Ok(match () {
+        () if exact <= NEAR * least => Prediction::Gate,
+        () if four_bits <= low_rank => Prediction::Gate4,
+        () => Prediction::Model,
+    })
 }
 
 /// An expert of a layer; of a layer without experts, 0 of none.
@@ -238,7 +295,7 @@ impl Loader<'_> {
         let first = self.matrix(&fc1, rank, layout.width)?;
         let second = self.matrix(&fc2, layout.neurons, rank)?;
         let threshold = self.per_layer("neuropil.predictor.threshold", place.layer)?.unwrap_or(0.0);
-        Ok(LowRank::new([first, second], rank, view.input, threshold))
+        Ok(LowRank::new([first, second], rank, view.relu, view.input, threshold))
     }
 
     /// The entry of a key that has one per layer.

@@ -89,6 +89,13 @@ pub trait GateObserver: Send {
     fn gate(&mut self, seen: &GateSeen<'_>);
 }
 
+impl<A: GateObserver, B: GateObserver> GateObserver for (A, B) {
+    fn gate(&mut self, seen: &GateSeen<'_>) {
+        self.0.gate(seen);
+        self.1.gate(seen);
+    }
+}
+
 /// What goes into and comes out of the gate of a layer, or of one of its experts.
 pub struct GateSeen<'a> {
     /// The layer.

@@ -10,6 +10,7 @@ mod order;
 mod plan;
 mod powerinfer;
 mod resident;
+mod safetensors;
 mod source;
 mod twin;
 mod work;

@@ -1,8 +1,9 @@
 //! Puts neurons together: from three matrices to bundles, some positions at a time.
 //!
 //! Gate and up are rows already. A neuron's down row is a column, and its blocks run across neurons: the matrix is read
-//! in strips of 32 rows, which are one block of each neuron's down row, and each strip is widened, turned and quantised
-//! anew. So memory is that of the bundles being built and of one strip.
+//! in strips of some rows, which are some blocks of each neuron's down row, and each strip is widened, turned and
+//! quantised anew. So memory is that of the bundles being built and of one strip. Strips are walked in the order of the
+//! source, whatever the order of the bundles: what is scattered are then the writes, of whole cache lines.
 
 use std::ops::Range;
 
@@ -12,10 +13,14 @@ use super::source::{Blob, Bytes, Down, Neurons, Rows, Source, row_bytes};
 use super::{ConvertError, buffer};
 use crate::store::Layout;
 
-/// Rows of a strip: columns of a block of the types that down rows have.
-const STRIP: usize = 32;
+/// Rows of a strip. They become some blocks of each neuron's down row, whose codes fill whole cache lines.
+const STRIP: usize = 128;
+/// Columns of a strip that are widened at once: with its rows, what a cache holds.
+const WIDENED: usize = 1024;
 /// Neurons that are turned together: what a cache line of a strip holds.
 const TURNED: usize = 16;
+/// Marks a column whose neuron is not among the positions of the unit.
+const ELSEWHERE: u32 = u32::MAX;
 /// Bytes that are read at once.
 const READ: usize = 1 << 20;
 
@@ -150,14 +155,20 @@ impl Unit<'_> {
         Ok(())
     }
 
-    /// The columns of a strip that are needed, in whole blocks of `block`.
-    fn columns(&self, block: usize) -> Range<usize> {
-        let mut wanted = self.positions.clone();
-        if self.order.is_some() {
-            let all = || self.positions.clone().map(|position| self.from(position));
-            wanted = all().min().unwrap_or(0)..all().max().map_or(0, |last| last + 1);
+    /// The columns of the matrix that are needed, in whole blocks of `block`, and for each its place in the unit.
+    fn columns(&self, block: usize) -> Result<(Range<usize>, Vec<u32>), ConvertError> {
+        let all = || self.positions.clone().map(|position| self.from(position));
+        let first = all().min().unwrap_or(0) / block * block;
+        let last = all().max().map_or(0, |last| last + 1);
+        let cols = first..last.next_multiple_of(block).min(self.layout.neurons);
+        let mut places = super::reserved(cols.len())?;
+        places.resize(cols.len(), ELSEWHERE);
+        for (place, col) in (0..).zip(all()) {
+            if let Some(slot) = places.get_mut(col - first) {
+                *slot = place;
+            }
         }
-        wanted.start / block * block..wanted.end.next_multiple_of(block).min(self.layout.neurons)
+        Ok((cols, places))
     }
 
     /// Reads the bytes of some columns of the rows of a strip, `row_bytes` apart in the file.
@@ -181,17 +192,17 @@ impl Unit<'_> {
     /// Turns columns of weights that keep their bits into down rows.
     fn turn_elements<const N: usize>(&self, blob: Blob, out: &mut [u8]) -> Result<(), ConvertError> {
         let Layout { width, neurons, stride, down_at, .. } = self.layout;
-        let cols = self.columns(1);
+        let (cols, places) = self.columns(1)?;
         let mut read = buffer((STRIP * cols.len() * N) as u64)?;
         for start in (0..width).step_by(STRIP) {
             let rows = start..width.min(start + STRIP);
             let piece = read.get_mut(..rows.len() * cols.len() * N).unwrap_or_default();
-            self.strip(blob, neurons * N, rows.clone(), cols.start * N..cols.end * N, piece)?;
+            self.strip(blob, neurons * N, rows, cols.start * N..cols.end * N, piece)?;
             let elements = piece.as_chunks::<N>().0;
-            for (i, bundle) in out.chunks_exact_mut(stride).enumerate() {
-                let col = self.from(self.positions.start + i) - cols.start;
+            for (col, place) in places.iter().enumerate().filter(|(_, place)| **place != ELSEWHERE) {
+                let at = *place as usize * stride + down_at + start * N;
+                let row = out.get_mut(at..at + (width - start).min(STRIP) * N).unwrap_or_default();
                 let column = elements.iter().skip(col).step_by(cols.len());
-                let row = bundle.get_mut(down_at + start * N..).unwrap_or_default();
                 row.as_chunks_mut::<N>().0.iter_mut().zip(column).for_each(|(out, element)| *out = *element);
             }
         }
@@ -200,69 +211,95 @@ impl Unit<'_> {
 
     /// Turns columns of weights of one type into down rows of another.
     fn turn(&self, blob: Blob, from: DType, out: &mut [u8], loss: &mut Loss) -> Result<(), ConvertError> {
-        let Layout { width, neurons, stride, down_at, down_type, .. } = self.layout;
+        let Layout { width, neurons, down_type, .. } = self.layout;
         let bytes = |n| from.row_bytes(n).unwrap_or(0);
-        let cols = self.columns(from.block_elements());
-        let down_bytes = quant::bundle_row_bytes(down_type, width).unwrap_or(0);
-        let span = cols.len();
-        let mut read = buffer((STRIP * bytes(span)) as u64)?;
-        let mut wide: Vec<f32> = super::reserved(STRIP * span)?;
-        wide.resize(STRIP * span, 0.0);
-        let mut turned = [0.0f32; TURNED * STRIP];
-        let mut back = [0.0f32; TURNED * STRIP];
-        let mut codes = [0u8; TURNED * STRIP * 4];
+        let (cols, places) = self.columns(from.block_elements())?;
+        let mut read = buffer((STRIP * bytes(cols.len())) as u64)?;
+        let mut wide: Vec<f32> = super::reserved(STRIP * WIDENED)?;
+        wide.resize(STRIP * WIDENED, 0.0);
+        let mut turned = Turned::new();
         for start in (0..width).step_by(STRIP) {
             let rows = start..width.min(start + STRIP);
             let depth = rows.len();
-            let piece = read.get_mut(..depth * bytes(span)).unwrap_or_default();
+            let row = bytes(cols.len());
+            let piece = read.get_mut(..depth * row).unwrap_or_default();
             self.strip(blob, bytes(neurons), rows, bytes(cols.start)..bytes(cols.end), piece)?;
-            let wide = wide.get_mut(..depth * span).unwrap_or_default();
-            quant::dequantize_row(from, piece, wide);
-            let block = down_type.row_bytes(depth).unwrap_or(0);
-            for (first, bundles) in out.chunks_mut(TURNED * stride).enumerate() {
-                let count = bundles.len() / stride;
-                let position = self.positions.start + first * TURNED;
-                self.gather(wide, span, position..position + count, cols.start, depth, &mut turned);
-                let values = turned.get(..count * depth).unwrap_or_default();
-                let codes = codes.get_mut(..count * block).unwrap_or_default();
-                let back = back.get_mut(..count * depth).unwrap_or_default();
-                quant::quantize_row(down_type, values, codes);
-                quant::dequantize_row(down_type, codes, back);
-                loss.add(values, back);
-                for (bundle, codes) in bundles.chunks_exact_mut(stride).zip(codes.chunks_exact(block)) {
-                    let Some(row) = bundle.get_mut(down_at..down_at + down_bytes) else { break };
-                    quant::bundle_row_part(down_type, width, start, codes, row);
+            for (index, places) in places.chunks(WIDENED).enumerate() {
+                let (at, span) = (bytes(index * WIDENED), places.len());
+                for (row, wide) in piece.chunks_exact(row).zip(wide.chunks_exact_mut(span)) {
+                    let blocks = row.get(at..at + bytes(span)).unwrap_or_default();
+                    quant::dequantize_row(from, blocks, wide);
+                }
+                let wide = wide.get(..depth * span).unwrap_or_default();
+                for (index, places) in places.chunks(TURNED).enumerate() {
+                    turned.gather(wide, span, index * TURNED, places);
+                    let count = turned.places.len();
+                    turned.requantise(down_type, count * depth, loss);
+                    self.put(&turned, down_type, start, depth, out);
                 }
             }
         }
         Ok(())
     }
 
-    /// Collects the columns of some positions out of a strip, one after the other.
-    fn gather(
-        &self,
-        wide: &[f32],
-        span: usize,
-        positions: Range<usize>,
-        first: usize,
-        depth: usize,
-        turned: &mut [f32; TURNED * STRIP],
-    ) {
-        let count = positions.len();
-        let start = self.from(positions.start) - first;
-        if self.order.is_none() && count == TURNED && depth == STRIP {
+    /// Puts the blocks of some neurons into their down rows, from column `start` on.
+    fn put(&self, turned: &Turned, dtype: DType, start: usize, depth: usize, out: &mut [u8]) {
+        let Layout { width, stride, down_at, .. } = self.layout;
+        let bytes = quant::bundle_row_bytes(dtype, width).unwrap_or(0);
+        let block = dtype.row_bytes(depth).unwrap_or(0).max(1);
+        for (place, codes) in turned.places.iter().zip(turned.codes.chunks_exact(block)) {
+            let at = *place as usize * stride + down_at;
+            let Some(row) = out.get_mut(at..at + bytes) else { return };
+            quant::bundle_row_part(dtype, width, start, codes, row);
+        }
+    }
+}
+
+/// Some columns of a strip, one after the other, and what became of them.
+struct Turned {
+    /// Where in the unit the neuron of each column lies.
+    places: Vec<u32>,
+    values: [f32; TURNED * STRIP],
+    codes: [u8; TURNED * STRIP * 4],
+    back: [f32; TURNED * STRIP],
+}
+
+impl Turned {
+    fn new() -> Turned {
+        let places = Vec::with_capacity(TURNED);
+        Turned { places, values: [0.0; _], codes: [0; _], back: [0.0; _] }
+    }
+
+    /// Collects those of the columns from `first` on, one for each of `places`, that belong to the unit.
+    fn gather(&mut self, wide: &[f32], span: usize, first: usize, places: &[u32]) {
+        self.places.clear();
+        self.places.extend(places.iter().filter(|place| **place != ELSEWHERE));
+        let depth = wide.len() / span;
+        if self.places.len() == TURNED && depth == STRIP {
             for (k, row) in wide.chunks_exact(span).enumerate() {
-                let Some(row) = row.get(start..start + TURNED) else { return };
+                let Some(row) = row.get(first..first + TURNED) else { return };
                 for (j, value) in row.iter().enumerate() {
-                    turned[j * STRIP + k] = *value;
+                    self.values[j * STRIP + k] = *value;
                 }
             }
             return;
         }
-        for (position, out) in positions.zip(turned.chunks_exact_mut(depth)) {
-            let column = wide.iter().skip(self.from(position) - first).step_by(span);
+        let mine = places.iter().enumerate().filter(|(_, place)| **place != ELSEWHERE);
+        for ((col, _), out) in mine.zip(self.values.chunks_exact_mut(depth)) {
+            let column = wide.iter().skip(first + col).step_by(span);
             out.iter_mut().zip(column).for_each(|(out, value)| *out = *value);
         }
+    }
+
+    /// Quantises the first `count` values.
+    fn requantise(&mut self, to: DType, count: usize, loss: &mut Loss) {
+        let bytes = to.row_bytes(count).unwrap_or(0);
+        let values = self.values.get(..count).unwrap_or_default();
+        let codes = self.codes.get_mut(..bytes).unwrap_or_default();
+        let back = self.back.get_mut(..count).unwrap_or_default();
+        quant::quantize_row(to, values, codes);
+        quant::dequantize_row(to, codes, back);
+        loss.add(values, back);
     }
 }
 

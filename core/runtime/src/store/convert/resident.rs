@@ -36,6 +36,11 @@ pub(super) fn write(
             writer.write(bytes)?;
             tick(bytes.len() as u64)
         }
+        Content::Turning { rows, heads, .. } => {
+            let bytes = turned(&all(source, tensor)?, *rows, *heads)?;
+            writer.write(&bytes)?;
+            tick(bytes.len() as u64)
+        }
         Content::Blob(blob) => {
             let mut piece = buffer((PIECE as u64).min(blob.bytes))?;
             let mut at = 0;
@@ -55,12 +60,26 @@ pub(super) fn write(
 fn all(source: &Source, tensor: &Resident) -> Result<Vec<u8>, ConvertError> {
     match &tensor.content {
         Content::Owned(bytes) => Ok(bytes.clone()),
-        Content::Blob(blob) => {
+        Content::Blob(blob) | Content::Turning { blob, .. } => {
             let mut bytes = buffer(blob.bytes)?;
             source.bytes.read(*blob, 0, &mut bytes)?;
             Ok(bytes)
         }
     }
+}
+
+/// The rows of each head: those of its first and its second half in turn.
+fn turned(bytes: &[u8], rows: usize, heads: usize) -> Result<Vec<u8>, ConvertError> {
+    let mut out = super::reserved(bytes.len())?;
+    let (row, per_head) = (bytes.len() / rows, rows / heads);
+    for head in bytes.chunks_exact(row * per_head) {
+        let (first, second) = head.split_at(row * per_head / 2);
+        for (a, b) in first.chunks_exact(row).zip(second.chunks_exact(row)) {
+            out.extend_from_slice(a);
+            out.extend_from_slice(b);
+        }
+    }
+    Ok(out)
 }
 
 /// The layer of a tensor with an entry or a row for each neuron, and its expert if it is that of one.

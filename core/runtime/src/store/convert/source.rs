@@ -1,7 +1,8 @@
 //! What a model offers to be converted, whatever kind of file it is in.
 //!
 //! Three kinds of GGUF files come down to one form: a stock file has the three matrices of a layer, a file of
-//! PowerInfer has down with its rows and columns exchanged, a neuron store has rows in bundles.
+//! PowerInfer has down with its rows and columns exchanged, a neuron store has rows in bundles. Models in safetensors
+//! files are brought to the same form in [`super::safetensors`].
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +14,12 @@ use crate::shown::shown;
 use crate::store::Store;
 
 /// The most neurons and columns of a layer: far above any model, and they bound the memory of a conversion.
-const MAX_NEURONS: u64 = 1 << 18;
-const MAX_WIDTH: u64 = 1 << 18;
+pub(super) const MAX_NEURONS: u64 = 1 << 17;
+pub(super) const MAX_WIDTH: u64 = 1 << 18;
 /// The most layers.
-const MAX_LAYERS: u32 = 1 << 16;
+pub(super) const MAX_LAYERS: u32 = 1 << 16;
 /// The most experts of a layer.
-const MAX_EXPERTS: u64 = 1 << 12;
+pub(super) const MAX_EXPERTS: u64 = 1 << 12;
 
 /// Where the bytes of a source come from. Any number of threads may read.
 pub(super) trait Bytes: Sync {
@@ -90,6 +91,23 @@ pub(super) struct Resident {
 pub(super) enum Content {
     Blob(Blob),
     Owned(Vec<u8>),
+    /// A matrix whose rows become those of `llama` files: in each head, the channels that turn together are halves of
+    /// it, and come to lie side by side.
+    Turning {
+        blob: Blob,
+        rows: usize,
+        heads: usize,
+    },
+}
+
+impl Content {
+    /// The size of the tensor.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Content::Owned(bytes) => bytes.len() as u64,
+            Content::Blob(blob) | Content::Turning { blob, .. } => blob.bytes,
+        }
+    }
 }
 
 /// A model to be converted.
@@ -108,6 +126,9 @@ pub(super) struct Source {
 impl Source {
     /// Opens a model.
     pub(super) fn open(path: &Path) -> Result<Source, ConvertError> {
+        if let Some(folder) = super::safetensors::folder(path) {
+            return super::safetensors::open(&folder);
+        }
         let gguf = Gguf::open_header(path)?;
         let metadata = gguf.metadata();
         let architecture = metadata.require_str("general.architecture")?.to_owned();

@@ -123,7 +123,7 @@ pub(super) fn run(
     Ok(ConvertReport {
         source_bytes: source.bytes.paths().iter().filter_map(|p| p.metadata().ok()).map(|m| m.len()).sum(),
         bytes,
-        resident_bytes: tensors_bytes(&resident),
+        resident_bytes: resident.iter().map(|tensor| tensor.content.bytes()).sum(),
         bundle_bytes,
         padding_bytes: bundle_bytes - over(&|layout| layout.row_bytes() as u64 * layout.neurons as u64),
         read_unit: layouts.first().map_or(0, |layout| layout.read_unit),
@@ -132,17 +132,6 @@ pub(super) fn run(
         layers: layers.collect(),
         notes,
     })
-}
-
-fn tensors_bytes(resident: &[super::source::Resident]) -> u64 {
-    use super::source::Content;
-    resident
-        .iter()
-        .map(|tensor| match &tensor.content {
-            Content::Owned(bytes) => bytes.len() as u64,
-            Content::Blob(blob) => blob.bytes,
-        })
-        .sum()
 }
 
 /// Tells the other threads to stop, however the scope is left.
