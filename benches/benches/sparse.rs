@@ -7,11 +7,13 @@
 //!
 //! With `-- prefill [THREADS] [TOKENS...]` all neurons of a layer are computed from bundles, for many tokens (512 unless
 //! told), beside a dense block, and beside one whose down matrix is F32: bundles multiply down rows as floats, so the
-//! arithmetic of the last is theirs.
+//! arithmetic of the last is theirs. What the down product takes is the rest that two gate products leave; beside it
+//! stands the machine's peak of F32.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use neuropil_benches::roofline;
 use neuropil_cpu::{CpuBackend, CpuOptions};
 use neuropil_device::quant::{bundle_row, bundle_row_bytes, quantize_row};
 use neuropil_device::{
@@ -39,6 +41,7 @@ struct Bench {
     queue: Arc<CompletionQueue>,
     x: Buffer,
     y: Buffer,
+    hidden: Buffer,
     positions: Buffer,
     listed: Vec<u32>,
 }
@@ -50,7 +53,8 @@ impl Bench {
         let (x, y, positions) = (buffer(values.len()), buffer(values.len()), buffer(listed.len()));
         x.write().expect("a free buffer").slice_mut::<f32>().copy_from_slice(&values);
         positions.write().expect("a free buffer").slice_mut::<u32>().copy_from_slice(&listed);
-        Bench { device: device.clone(), queue: CompletionQueue::new(), x, y, positions, listed }
+        let (device, queue, hidden) = (device.clone(), CompletionQueue::new(), buffer(tokens * listed.len()));
+        Bench { device, queue, x, y, hidden, positions, listed }
     }
 
     fn bundles(&self, layout: BundleLayout, arena: &Arena) -> ClusterWeights {
@@ -58,16 +62,18 @@ impl Bench {
         ClusterWeights::Bundles { layout, slots, positions: self.positions.read().expect("a free buffer") }
     }
 
-    fn seconds(&self, tokens: usize, weights: ClusterWeights) -> f64 {
+    /// Seconds of a job: of its gate product alone, or of all.
+    fn seconds(&self, stage: Stage, tokens: usize, weights: ClusterWeights) -> f64 {
+        let lease = |buffer: &Buffer| buffer.write().expect("a free buffer");
         let job = ClusterJob {
-            stage: Stage::Fused,
+            stage,
             tokens,
             // No neuron is switched off: the list alone says what is computed.
             activation: Activation::new(ActivationKind::Silu),
             weights,
             x: self.x.read().expect("a free buffer"),
-            hidden: None,
-            y: Some(self.y.write().expect("a free buffer")),
+            hidden: (stage == Stage::Gate).then(|| lease(&self.hidden)),
+            y: (stage == Stage::Fused).then(|| lease(&self.y)),
             accumulate: false,
         };
         let mut batch = vec![Submission::new(job, self.queue.completion(0))];
@@ -137,28 +143,35 @@ fn main() {
 /// All neurons, for many tokens.
 fn prefill(threads: &[usize], tokens: &[usize]) {
     println!(
-        "type  down  threads tokens | GFLOP/s (ms): dense | dense, f32 down | bundles | to dense, to f32 down"
+        "type  down  threads tokens | GFLOP/s (ms): dense | dense, f32 down | bundles | ratios | down, f32 peak"
     );
     for (dtype, down_dtype) in [(DType::Q4_0, DType::Q4_0), (DType::Q4_0, DType::Q8_0)] {
         let (layout, _, arenas) = layer(dtype, down_dtype, 1);
         for &threads in threads {
             let device = open(threads);
+            let peaks = roofline::arithmetic(&roofline::pool(threads), Some("f32"));
+            let peak = peaks.iter().map(|limit| limit.speed.median).fold(0.0, f64::max);
             let blocks = [down_dtype, DType::F32].map(|down| block(&device, dtype, down));
             for &tokens in tokens {
                 let bench = Bench::new(&device, tokens, (0..NEURONS as u32).collect());
-                let mut times = [Vec::new(), Vec::new(), Vec::new()];
+                let mut times = [const { Vec::new() }; 4];
                 let start = Instant::now();
                 while times[2].len() < 3 || start.elapsed() < Duration::from_secs(4) {
                     for (times, block) in times.iter_mut().zip(&blocks) {
-                        times.push(bench.seconds(tokens, ClusterWeights::Block(block.clone())));
+                        times.push(bench.seconds(Stage::Fused, tokens, ClusterWeights::Block(block.clone())));
                     }
-                    times[2].push(bench.seconds(tokens, bench.bundles(layout, &arenas[0])));
+                    for (times, stage) in times[2..].iter_mut().zip([Stage::Fused, Stage::Gate]) {
+                        times.push(bench.seconds(stage, tokens, bench.bundles(layout, &arenas[0])));
+                    }
                 }
                 let times = times.map(median);
-                let speed = |time| (6 * tokens * WIDTH * NEURONS) as f64 / time * 1e-9;
-                let [dense, floats, bundles] = times.map(|t| format!("{:.0} ({:.0})", speed(t), t * 1e3));
+                let speed =
+                    |products: usize, time| (products * 2 * tokens * WIDTH * NEURONS) as f64 / time * 1e-9;
+                let [dense, floats, bundles, _] =
+                    times.map(|t| format!("{:.0} ({:.0})", speed(3, t), t * 1e3));
+                let down = speed(1, times[2] - 2.0 * times[3]);
                 println!(
-                    "{:<5} {:<5} {threads:>7} {tokens:>6} | {dense} | {floats} | {bundles} | {:.2}, {:.2}",
+                    "{:<5} {:<5} {threads:>7} {tokens:>6} | {dense} | {floats} | {bundles} | {:.2}, {:.2} | {down:.0}, {peak:.0}",
                     dtype.name(),
                     down_dtype.name(),
                     times[0] / times[2],
@@ -192,8 +205,8 @@ fn decode(threads: &[usize]) {
                 let start = Instant::now();
                 while dense.len() < 5 || start.elapsed() < Duration::from_secs(1) {
                     let (block, arena) = (&blocks[dense.len() % LAYERS], &arenas[dense.len() % LAYERS]);
-                    dense.push(bench.seconds(tokens, ClusterWeights::Block(block.clone())));
-                    sparse.push(bench.seconds(tokens, bench.bundles(layout, arena)));
+                    dense.push(bench.seconds(Stage::Fused, tokens, ClusterWeights::Block(block.clone())));
+                    sparse.push(bench.seconds(Stage::Fused, tokens, bench.bundles(layout, arena)));
                 }
                 let (dense, sparse) = (median(dense), median(sparse));
                 let dense_speed = blocks[0].bytes() as f64 / dense * 1e-9;

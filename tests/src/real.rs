@@ -10,6 +10,12 @@ pub fn smollm2() -> Option<PathBuf> {
     cached(FILE, "cargo run --release -- demo")
 }
 
+/// A real model with ReLU gates, made from the default one. It is no good model and not published; the tests on it run
+/// where somebody has put it.
+pub fn relu() -> Option<PathBuf> {
+    cached("smollm2-135m-relu65-q8_0.gguf", "who has it can put it there; nothing")
+}
+
 /// A file below the cache directory. `how` is the command that fetches it.
 pub fn cached(name: &str, how: &str) -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());

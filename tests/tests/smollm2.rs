@@ -93,19 +93,9 @@ fn perplexity(engine: &Engine, kv: KvType, text: &[u8], chunks: usize) -> f64 {
     const CHUNK: usize = 512;
     let options = EncodeOptions { add_special: true, parse_special: false };
     let tokens = engine.tokenizer().unwrap().encode(text, options).unwrap();
-    let (mut sum, mut count) = (0.0, 0);
-    for chunk in tokens.chunks_exact(CHUNK).take(chunks) {
-        let mut score = |index: usize, logits: &[f32]| {
-            if let Some(next) = chunk.get(index + 1) {
-                sum += log_sum_exp(logits) - f64::from(logits[*next as usize]);
-                count += 1;
-            }
-            Ok(())
-        };
-        session(engine, kv).prefill_scored(chunk, CHUNK / 2, &mut score).unwrap();
-    }
-    assert_eq!(count, chunks * (CHUNK / 2 - 1));
-    f64::exp(sum / f64::from(count as u32))
+    let mut session = session(engine, kv);
+    let losses = tokens.chunks_exact(CHUNK).take(chunks).map(|chunk| session.loss(chunk).unwrap());
+    (losses.sum::<f64>() / (chunks * (CHUNK / 2 - 1)) as f64).exp()
 }
 
 #[test]

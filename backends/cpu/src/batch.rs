@@ -5,6 +5,7 @@
 //! is the tokens: whole groups of rows are turned, and the kernel chooses how many tokens share them. Down rows are
 //! widened a slice at a time and multiplied as a dense matrix of floats.
 
+use neuropil_device::quant::{GROUP, SLICE};
 use neuropil_device::{BundleLayout, DType, OutOfMemory, Stage};
 
 use crate::arch::{Axpy, Job, PANEL_COLUMNS};
@@ -13,10 +14,9 @@ use crate::kernels::{Groups, Input, Panels};
 use crate::mem::Columns;
 use crate::pack::{GROUP_ROWS, group_bytes};
 use crate::sparse::Rows;
-use neuropil_device::quant::{GROUP, SLICE};
 
 /// From so many tokens on down rows are widened once for all of them.
-const MANY_FOR_DOWN: usize = 8;
+const MANY_FOR_DOWN: usize = 16;
 /// From so many tokens on rows are turned whole.
 const MANY_FOR_ROWS: usize = 64;
 /// Bytes of turned rows that stay in a core's second cache.
@@ -77,7 +77,7 @@ impl CpuDevice {
                 }
             });
             let w = Groups::panel(dtype, 0..width, panel);
-            let out = &mut range.from_zero();
+            let out = &mut range.counted_from_zero();
             self.crew.isa.matmul(&mut Job { w, input, pitch: width, out, accumulate: false });
         });
     }

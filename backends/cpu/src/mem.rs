@@ -174,7 +174,7 @@ impl ColumnRange<'_> {
     ///
     /// # Panics
     /// When there are no tokens or no rows.
-    pub(crate) fn from_zero(&mut self) -> ColumnRange<'_> {
+    pub(crate) fn counted_from_zero(&mut self) -> ColumnRange<'_> {
         assert!(self.tokens > 0 && !self.rows.is_empty());
         // SAFETY: there is such a row, and `Columns::new` saw that the rows of a token are inside the slice.
         let y = unsafe { self.y.add(self.rows.start) };

@@ -13,7 +13,7 @@ use neuropil::predict::Prediction;
 
 use crate::error::EXIT_CODES;
 use crate::verbs::{
-    bench, calibrate, chat, convert, demo, devices, inspect, logits, perplexity, run, tokenize, verify,
+    bench, calibrate, chat, convert, demo, devices, inspect, logits, perplexity, run, synth, tokenize, verify,
 };
 
 /// Most threads that may be asked for.
@@ -58,6 +58,8 @@ pub enum Verb {
     Convert(Box<convert::Args>),
     /// Find out which neurons of a model fire, and write that into its neuron store
     Calibrate(calibrate::Args),
+    /// Make a model with a real shape and a chosen sparsity, for benchmarks
+    Synth(Box<synth::Args>),
     /// List the compute units and what they can do
     Devices(devices::Args),
 }

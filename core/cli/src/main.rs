@@ -61,6 +61,7 @@ fn start() -> Result<(), CliError> {
         Verb::Bench(args) => verbs::bench::run(&args, &interrupts),
         Verb::Convert(args) => verbs::convert::run(&args, &interrupts),
         Verb::Calibrate(args) => verbs::calibrate::run(&args, &interrupts),
+        Verb::Synth(args) => verbs::synth::run(&args, &interrupts),
         Verb::Devices(args) => verbs::devices::run(&args),
     }
 }

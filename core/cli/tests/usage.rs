@@ -4,8 +4,19 @@ mod common;
 
 use common::{neuropil, with_input};
 
-const VERBS: [&str; 10] =
-    ["run", "chat", "demo", "inspect", "verify", "tokenize", "logits", "perplexity", "bench", "devices"];
+const VERBS: [&str; 11] = [
+    "run",
+    "chat",
+    "demo",
+    "inspect",
+    "verify",
+    "tokenize",
+    "logits",
+    "perplexity",
+    "bench",
+    "synth",
+    "devices",
+];
 
 #[test]
 fn every_verb_helps_with_an_example_and_has_the_version() {
@@ -47,6 +58,18 @@ fn a_wrong_command_line_is_one_line_that_names_the_word() {
         (&["run", "m.gguf", "--seed", "-1"], "whole number from 0"),
         (&["run", "m.gguf", "--ctx", "-5"], "4294967295"),
         (&["bench", "m.gguf", "-p", "0", "-n", "0"], "-p 0 and -n 0"),
+        (&["synth", "x.gguf"], "--shape"),
+        (&["synth", "--shape", "gpt", "x.gguf"], "turbosparse-mixtral-47b"),
+        (&["synth", "--shape", "toy", "--preset", "easy", "x.gguf"], "smollm2"),
+        (&["synth", "--shape", "toy", "--active", "1.5", "x.gguf"], "the share of active neurons"),
+        (&["synth", "--shape", "toy", "--active", "-1", "x.gguf"], "the share of active neurons"),
+        (&["synth", "--shape", "toy", "--overlap", "0.01", "x.gguf"], "the overlap"),
+        (&["synth", "--shape", "toy", "--rank", "0", "x.gguf"], "a multiple of 32"),
+        (&["synth", "--shape", "toy", "--rank", "250", "x.gguf"], "a multiple of 32"),
+        (&["synth", "--shape", "toy", "--recall", "0.9", "x.gguf"], "--rank"),
+        (&["synth", "--shape", "toy", "--rank", "256", "--recall", "1", "x.gguf"], "the recall"),
+        (&["synth", "--shape", "toy", "--type", "q4_k", "x.gguf"], "q8_0"),
+        (&["synth", "--shape", "toy", "--layers", "0", "x.gguf"], "layers"),
     ] {
         let ran = neuropil(args);
         let line = ran.error(2);
@@ -79,7 +102,6 @@ fn what_is_not_built_does_not_exist() {
         "--memory=1GiB",
         "--io=auto",
         "--policy=mmap",
-        "--predict=off",
         "--plan=p",
         "--trace=t",
         "--verify-every=2",
@@ -91,7 +113,7 @@ fn what_is_not_built_does_not_exist() {
         let ran = neuropil(&["run", "m.gguf", flag]);
         assert!(ran.error(2).contains("unexpected argument"), "{flag}");
     }
-    for verb in ["serve", "convert", "calibrate", "synth", "profile", "plan", "simulate", "plugin"] {
+    for verb in ["serve", "profile", "plan", "simulate", "plugin"] {
         assert!(neuropil(&[verb]).error(2).contains(verb));
     }
 }

@@ -41,6 +41,7 @@ pub mod predict;
 mod shown;
 pub mod store;
 pub mod submit;
+pub mod synth;
 
 pub use engine::{
     Engine, EngineBuilder, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session,

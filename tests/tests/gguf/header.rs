@@ -1,8 +1,9 @@
 //! The first bytes, counts and lengths that lie, and the alignment.
 
+use std::path::Path;
 use std::time::Duration;
 
-use neuropil::gguf::{GgufError, MAX_PAIRS, MAX_TENSORS};
+use neuropil::gguf::{GgufError, MAX_PAIRS, MAX_TENSORS, TypePolicy, parse};
 use neuropil_tests::counting_alloc::peak_bytes;
 use neuropil_tests::gguf_writer::{GgufFile, Value};
 
@@ -40,10 +41,20 @@ fn a_big_endian_file_is_called_one() {
 
 #[test]
 fn something_else_is_not_gguf() {
-    for bytes in [&b"PWRI\x03\0\0\0"[..], b"<!DOCTYPE html>", b"version https://git-lfs", b"\0\x1b[31"] {
+    for bytes in [&b"GGML\x03\0\0\0"[..], b"<!DOCTYPE html>", b"version https://git-lfs", b"\0\x1b[31"] {
         assert!(matches!(refused(bytes), GgufError::NotGguf { .. }));
     }
     assert!(!refused(b"\x1b[31m red").to_string().contains('\x1b'));
+}
+
+#[test]
+fn a_file_of_powerinfer_is_called_one_and_can_be_listed() {
+    let mut bytes = GgufFile::default().bytes();
+    bytes[..4].copy_from_slice(b"PWRI");
+    let error = refused(&bytes);
+    assert!(matches!(error, GgufError::PowerInfer { .. }), "{error}");
+    assert!(error.to_string().contains("neuropil convert"));
+    assert!(parse(&bytes, Path::new("test.gguf"), TypePolicy::Any).unwrap().powerinfer);
 }
 
 #[test]

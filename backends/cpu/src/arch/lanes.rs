@@ -16,6 +16,8 @@ pub(super) trait Lanes {
     const BY_LANE: bool = false;
     /// Whether four columns of floats are multiplied together with [`Self::fma_four`].
     const FOURS: bool = false;
+    /// Whether the registers hold the sums of two vectors of rows and 8 tokens, for work on floats.
+    const MANY: bool = false;
     /// `4 * LANES` bytes: four codes of each row.
     type W: Copy;
     /// An i32 per row.

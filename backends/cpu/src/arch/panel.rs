@@ -53,14 +53,14 @@ impl Axpy<'_> {
                     V::prefetch(later.wrapping_add(byte));
                 }
                 if let Some(layout) = layout {
-                    for array in 0..layout.parts.group_halves {
+                    for (array, scales) in scales.iter_mut().enumerate().take(layout.parts.group_halves) {
                         let at = layout.group_halves(array) + 2 * (first / GROUP);
                         V::prefetch(later.wrapping_add(at));
-                        widen::<V>(row.add(at), groups, &mut scales[array]);
+                        widen::<V>(row.add(at), groups, scales);
                     }
                 }
-                for group in 0..groups {
-                    let table = D::table::<V>(scales[0][group], scales[1][group]);
+                for (group, (d, m)) in scales[0].iter().zip(&scales[1]).enumerate().take(groups) {
+                    let table = D::table::<V>(*d, *m);
                     let codes = row.add(D::offset(first + group * GROUP));
                     for part in (0..GROUP / 2).step_by(V::LANES) {
                         let halves = D::pair::<V>(codes, part, table);

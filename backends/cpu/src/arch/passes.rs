@@ -1,8 +1,9 @@
 //! Which rows and tokens are computed together.
 //!
 //! A pass takes all row groups for as many tokens as a core's cache holds. Within it a tile of 4 or 8 tokens takes
-//! one vector of rows at a time. With 1 or 2 tokens, reading the weights is the work: several vectors of rows side
-//! by side make several streams, which memory serves faster than one, and hide the latency of the additions.
+//! one vector of rows at a time, or two of floats where the registers hold their sums. With 1 or 2 tokens, reading the
+//! weights is the work: several vectors of rows side by side make several streams, which memory serves faster than one,
+//! and hide the latency of the additions.
 
 use super::Job;
 use super::lanes::Lanes;
@@ -23,6 +24,8 @@ pub(super) struct VectorAt {
 
 /// The sums of a kind of weight.
 pub(super) trait Sums {
+    /// Whether two vectors of rows go side by side with 4 or 8 tokens, where the registers hold their sums.
+    const PAIRS: bool = false;
     /// Bytes of input of one token.
     fn token_bytes(cols: usize) -> usize;
     /// The input of the tile that begins at token `t`.
@@ -57,14 +60,16 @@ pub(super) unsafe fn run<V: Lanes, S: Sums>(job: &mut Job<'_, '_>) {
             let mut narrow = first;
             // SAFETY: the rows are inside the groups of the job, the tiles inside its tokens.
             unsafe {
-                for v in 0..vectors {
+                let together = if S::PAIRS && V::MANY && vectors == STREAMS { 2 } else { 1 };
+                for v in (0..vectors).step_by(together) {
                     narrow = first;
                     while last - narrow >= 4 {
                         let height = tile_height(narrow, tokens);
-                        if height == 8 {
-                            tile::<V, S, 8, 1>(job, row + v * V::LANES, narrow);
-                        } else {
-                            tile::<V, S, 4, 1>(job, row + v * V::LANES, narrow);
+                        match (height, together) {
+                            (8, 1) => tile::<V, S, 8, 1>(job, row + v * V::LANES, narrow),
+                            (8, _) => tile::<V, S, 8, 2>(job, row + v * V::LANES, narrow),
+                            (_, 1) => tile::<V, S, 4, 1>(job, row + v * V::LANES, narrow),
+                            (_, _) => tile::<V, S, 4, 2>(job, row + v * V::LANES, narrow),
                         }
                         narrow += height;
                     }

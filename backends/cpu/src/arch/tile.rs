@@ -102,6 +102,8 @@ impl<F: Format> Sums for Quantized<F> {
 pub(super) struct Floats<F>(PhantomData<F>);
 
 impl<F: FloatFormat> Sums for Floats<F> {
+    const PAIRS: bool = true;
+
     fn token_bytes(cols: usize) -> usize {
         cols * size_of::<f32>()
     }
@@ -139,10 +141,11 @@ impl<F: FloatFormat> Sums for Floats<F> {
                     }
                 }
                 for k in single..end {
-                    for v in 0..N {
-                        let w = F::load::<V>(w[v].group.add((k * GROUP_ROWS + w[v].r) * F::BYTES));
-                        for t in 0..T {
-                            acc[v][t] = V::fma(w, V::splat(*x.add(t * pitch + k)), acc[v][t]);
+                    let w = w.map(|w| F::load::<V>(w.group.add((k * GROUP_ROWS + w.r) * F::BYTES)));
+                    for t in 0..T {
+                        let x = V::splat(*x.add(t * pitch + k));
+                        for v in 0..N {
+                            acc[v][t] = V::fma(w[v], x, acc[v][t]);
                         }
                     }
                 }

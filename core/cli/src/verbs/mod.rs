@@ -10,5 +10,6 @@ pub mod inspect;
 pub mod logits;
 pub mod perplexity;
 pub mod run;
+pub mod synth;
 pub mod tokenize;
 pub mod verify;

@@ -64,6 +64,7 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 // loads and stores are unaligned ones.
 impl Lanes for Avx512 {
     const LANES: usize = 16;
+    const MANY: bool = true;
     type W = __m512i;
     type I = __m512i;
     type F = __m512;
