@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Speed beside llama.cpp on the same files, in one paired run, and beside what the memory can deliver.
 
-    benches/compare.py --llama-bench PATH MODEL.gguf... [-t 1,2] [-r ROUNDS] [-p 512] [-n 128]
+    benches/compare.py --llama-bench PATH MODEL.gguf... [-t 1,2] [-r ROUNDS] [-p 512] [-n 128] [--predict HOW]
                        [--busy] [--no-roofline] [--json FILE] [--svg FILE]
+
+A model may be given as STORE.gguf=TWIN.gguf: then neuropil runs the neuron store and llama.cpp its dense twin.
 
 Rounds alternate between the two programs, so that what else the machine does hits both alike; each round is one
 repetition after a warm-up, as both programs do it. Printed are medians, the spread, and the median of the rounds'
@@ -91,11 +93,12 @@ def busy_seconds():
 
 
 def rounds_of(a, model, threads):
-    """The speeds of each round, and the cores that others kept busy."""
+    """The speeds of each round, and the cores that others kept busy. `model` is our file and theirs."""
     common = ["-t", str(threads), "-p", str(a.p), "-n", str(a.n), "-r", "1"]
+    ours, peer = model
     order = [
-        ("neuropil", [OURS, "bench", model, *common, "--json"]),
-        ("llama.cpp", [a.llama_bench, "-m", model, *common, "-o", "json"]),
+        ("neuropil", [OURS, "bench", ours, *common, "--predict", a.predict, "--json"]),
+        ("llama.cpp", [a.llama_bench, "-m", peer, *common, "-o", "json"]),
     ]
     before, start = busy_seconds(), time.monotonic()
     rounds = []
@@ -110,13 +113,14 @@ def compare(a, model, threads):
     rounds, others = rounds_of(a, model, threads)
     rows = []
     for test, size in (("pp", a.p), ("tg", a.n)):
-        row = {"model": os.path.basename(model), "threads": threads, "test": f"{test}{size}", "busy": a.busy}
+        row = {"model": os.path.basename(model[0]), "threads": threads, "test": f"{test}{size}", "busy": a.busy}
         for name in ("neuropil", "llama.cpp"):
             row[name] = spread([r[name][test] for r in rounds])
         row["ratio"] = spread([r["neuropil"][test] / r["llama.cpp"][test] for r in rounds])
         row["others"] = others
-        if test == "tg":
-            row["bytes_per_token"] = bytes_per_token(model)
+        # What a store reads for a token depends on what fires.
+        if test == "tg" and model[0] == model[1]:
+            row["bytes_per_token"] = bytes_per_token(model[0])
         rows.append(row)
         print(f"{row['model']}, {row['test']}, {threads} threads: {row['ratio']['median']:.2f}", file=sys.stderr)
     return rows
@@ -169,12 +173,13 @@ def main():
     parser.add_argument("-r", type=int, default=5, help="rounds (5)")
     parser.add_argument("-p", type=int, default=512, help="tokens of the prefill test (512)")
     parser.add_argument("-n", type=int, default=128, help="tokens of the decode test (128)")
+    parser.add_argument("--predict", default="auto", metavar="HOW", help="who chooses neurons in a store (auto)")
     parser.add_argument("--busy", action="store_true", help="another process computes on CPU 0 meanwhile")
     parser.add_argument("--no-roofline", action="store_true", help="do not measure what the memory can deliver")
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--svg", metavar="FILE", help="draw the ratios")
     a = parser.parse_args()
-    a.models = [os.path.abspath(model) for model in a.models]
+    a.models = [[os.path.abspath(path) for path in (model.split("=") * 2)[:2]] for model in a.models]
     a.llama_bench = os.path.abspath(a.llama_bench)
     threads = [int(count) for count in a.t.split(",")]
 

@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use neuropil_device::{Attention, HostOps, Rope, ScalarOps, check_add, check_rms_norm};
+use neuropil_device::{Activation, Attention, HostOps, Rope, ScalarOps, check_add, check_rms_norm};
 
 use crate::arch::{AttentionParts, AttentionPlan, HostOp};
 use crate::crew::Crew;
@@ -96,5 +96,9 @@ impl HostOps for CpuOps {
     fn add(&self, x: &mut [f32], y: &[f32]) {
         check_add(x, y);
         self.by_rows(x, 1, &|at, x| self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x }));
+    }
+
+    fn gate(&self, activation: Activation, values: &mut [f32]) {
+        self.by_rows(values, 1, &|_, values| self.crew.isa.host(HostOp::Gate { activation, values }));
     }
 }

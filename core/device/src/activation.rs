@@ -83,6 +83,24 @@ impl Activation {
         }
     }
 
+    /// [`Activation::gate`] of each value, in place.
+    #[inline(always)]
+    pub fn gate_slice(self, values: &mut [f32]) {
+        macro_rules! each {
+            ($kind:ident) => {{
+                let this = Activation { kind: ActivationKind::$kind, ..self };
+                values.iter_mut().for_each(|value| *value = this.gate(*value));
+            }};
+        }
+        match self.kind {
+            ActivationKind::Silu => each!(Silu),
+            ActivationKind::Gelu => each!(Gelu),
+            ActivationKind::Relu | ActivationKind::Drelu => each!(Relu),
+            ActivationKind::Relu2 => each!(Relu2),
+            ActivationKind::Linear => {}
+        }
+    }
+
     /// Whether a gate value makes the hidden value 0 whatever up is, so that the neuron need not be computed further.
     #[inline(always)]
     pub fn is_off(self, gate: f32) -> bool {
@@ -148,6 +166,9 @@ mod tests {
             for (g, u) in [(0.7f32, 1.3f32), (-0.4, 2.1), (0.2, 0.9), (3.5, 0.3)] {
                 let linear = Activation::new(ActivationKind::Linear).apply(act.gate(g), u);
                 assert_eq!(linear.to_bits(), act.apply(g, u).to_bits(), "{kind:?} {g} {u}");
+                let mut slice = [g];
+                act.gate_slice(&mut slice);
+                assert_eq!(slice[0].to_bits(), act.gate(g).to_bits());
             }
         }
     }

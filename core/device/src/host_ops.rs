@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::kv::{KV_PAGE, KvPages};
-use crate::math;
+use crate::{Activation, math};
 
 /// Positions in one span of attention. Each begins a softmax of its own; they are joined in order by
 /// [`Softmax::join`], so that threads can share a long context.
@@ -182,6 +182,11 @@ pub trait HostOps: Send + Sync + 'static {
     fn add(&self, x: &mut [f32], y: &[f32]) {
         check_add(x, y);
         x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+    }
+
+    /// Replaces gate values by the part of the activation that the gate alone decides, [`Activation::gate`].
+    fn gate(&self, activation: Activation, values: &mut [f32]) {
+        activation.gate_slice(values);
     }
 }
 

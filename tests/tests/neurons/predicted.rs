@@ -1,9 +1,9 @@
 //! Who decides which neurons are computed, and what that does not change.
 
 use neuropil::SessionOptions;
-use neuropil::predict::Prediction;
+use neuropil::predict::{Marks, PredictCall, Prediction, Predictor, PredictorInput};
 use neuropil::store::ConvertOptions;
-use neuropil_device::DType;
+use neuropil_device::{DType, DeviceError};
 use neuropil_tests::toy::{Toy, named};
 
 use super::{bits, builder, decode_logits, engine, prompt_logits, session, stored, tokens};
@@ -74,6 +74,43 @@ fn threads_and_neighbours_change_no_bit() {
             }
         }
     }
+}
+
+/// Marks every so many neurons.
+struct Every(usize);
+
+impl Predictor for Every {
+    fn input(&self) -> PredictorInput {
+        PredictorInput::Normed
+    }
+
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    fn predict(&self, call: &mut PredictCall<'_>, marks: &mut Marks) -> Result<(), DeviceError> {
+        for token in 0..call.tokens {
+            (0..marks.neurons()).step_by(self.0).for_each(|neuron| marks.mark(token, neuron));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn an_app_brings_its_own_predictor() {
+    let stored = stored(&relu(), &ConvertOptions::default());
+    let custom = |every| {
+        let make = move |_: usize, _: Option<usize>| Box::new(Every(every)) as Box<dyn Predictor>;
+        builder(&stored.store, 2).predictors(make).build().unwrap()
+    };
+    let off = decode_logits(&engine(&stored.store, Prediction::Off), &tokens());
+    assert_eq!(bits(&off), bits(&decode_logits(&custom(1), &tokens())));
+    let third = custom(3);
+    assert_ne!(bits(&off), bits(&decode_logits(&third, &tokens())));
+    let mut session = session(&third, false);
+    session.prefill(&tokens()[..2]).unwrap();
+    session.decode(tokens()[2]).unwrap();
+    assert!((session.activity().share() - 1.0 / 3.0).abs() < 0.01);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use neuropil::engine::{Engine, Session};
 use neuropil::model::chat::civil;
+use neuropil::store::{self, Store};
 use serde_json::{Value, json};
 
 use crate::args::{EngineFlags, ModelFile};
@@ -53,6 +54,8 @@ struct Row {
     n_gen: usize,
     test_time: String,
     samples_ns: Vec<u64>,
+    /// Share of the neurons that were computed, of a neuron store.
+    active: Option<f64>,
 }
 
 /// Runs the verb.
@@ -84,7 +87,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for (index, (n_prompt, n_gen)) in tests.iter().copied().enumerate() {
         let mut tokens = Tokens::new(&engine);
-        let mut row = Row { n_prompt, n_gen, test_time: now(), samples_ns: Vec::new() };
+        let mut row = Row { n_prompt, n_gen, test_time: now(), samples_ns: Vec::new(), active: None };
         test(&mut session, &mut tokens, n_prompt, n_gen.min(1))?;
         for run in 0..repetitions {
             let start = Instant::now();
@@ -92,6 +95,8 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
             row.samples_ns.push(start.elapsed().as_nanos() as u64);
             bar.set((index * repetitions + run + 1) as u64, (tests.len() * repetitions) as u64);
         }
+        let activity = session.activity();
+        row.active = (n_gen > 0 && !activity.is_empty()).then(|| activity.share());
         rows.push(row);
     }
     drop(bar);
@@ -154,12 +159,14 @@ struct About {
     cpu: String,
     kv: &'static str,
     exact: bool,
+    /// Who chooses neurons, of a neuron store.
+    predict: Option<&'static str>,
 }
 
 impl About {
     fn new(args: &Args, engine: &Engine) -> About {
         let tensors = engine.gguf().tensors();
-        let parameters = tensors.iter().map(|t| t.elements()).sum();
+        let parameters = store::parameters(engine.gguf());
         let bytes = tensors.iter().map(|t| t.bytes).sum();
         // The type that most of the bytes have.
         let mut types: Vec<(&str, u64)> = Vec::new();
@@ -180,6 +187,7 @@ impl About {
             cpu: info.map(|info| info.name).unwrap_or_default(),
             kv: args.engine.kv.name(),
             exact: args.engine.exact,
+            predict: Store::is_store(engine.gguf()).then(|| engine.prediction().name()),
         }
     }
 }
@@ -193,7 +201,7 @@ impl Row {
     fn json(&self, about: &About) -> Value {
         let times: Vec<f64> = self.samples_ns.iter().map(|ns| *ns as f64).collect();
         let rates = self.rates();
-        json!({
+        let mut row = json!({
             "build_commit": concat!("neuropil ", env!("CARGO_PKG_VERSION")),
             "build_number": 0,
             "cpu_info": about.cpu,
@@ -221,7 +229,12 @@ impl Row {
             "stddev_ts": deviation(&rates),
             "samples_ns": self.samples_ns,
             "samples_ts": rates,
-        })
+        });
+        if let (Some(row), Some(predict)) = (row.as_object_mut(), about.predict) {
+            row.insert("predict".into(), json!(predict));
+            row.extend(self.active.map(|active| ("active".to_owned(), json!(active))));
+        }
+        row
     }
 }
 

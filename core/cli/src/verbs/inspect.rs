@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use neuropil::engine::{EngineError, open_tokenizer};
 use neuropil::gguf::{Array, Gguf, Value as Item};
 use neuropil::model;
-use neuropil::store::{Store, StoreLayer, VERSION};
+use neuropil::store::{self, Store, StoreLayer, VERSION};
 use neuropil_device::DType;
 use serde_json::{Map, Value, json};
 
@@ -68,7 +68,7 @@ impl Report {
         Report {
             architecture: gguf.metadata().get("general.architecture").and_then(Item::text).map(str::to_owned),
             notes: notes(gguf),
-            parameters: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.elements())),
+            parameters: store::parameters(gguf),
             tensor_bytes: gguf.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.bytes)),
             types,
             store: if Store::is_store(gguf) { Store::read(gguf).ok() } else { None },

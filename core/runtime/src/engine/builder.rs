@@ -8,8 +8,8 @@ use neuropil_device::{Backend, Device, HostOps, ScalarOps};
 
 use crate::gguf::Gguf;
 use crate::model::tokenizer::{Tokenizer, Vocabulary};
-use crate::model::{Progress, load_model};
-use crate::predict::Prediction;
+use crate::model::{LoadOptions, Progress, load_model};
+use crate::predict::{Prediction, Predictor};
 
 use super::{Engine, EngineError, Inner};
 
@@ -18,8 +18,7 @@ pub struct EngineBuilder<'a> {
     path: PathBuf,
     devices: Vec<Arc<dyn Device>>,
     ops: Option<Arc<dyn HostOps>>,
-    exact: bool,
-    prediction: Prediction,
+    load: LoadOptions,
     progress: Box<Progress<'a>>,
 }
 
@@ -29,8 +28,7 @@ impl<'a> EngineBuilder<'a> {
             path: path.into(),
             devices: Vec::new(),
             ops: None,
-            exact: false,
-            prediction: Prediction::Auto,
+            load: LoadOptions::default(),
             progress: Box::new(|_, _| {}),
         }
     }
@@ -60,13 +58,24 @@ impl<'a> EngineBuilder<'a> {
     /// Expands the weights to F32 and leaves activations unquantised: slow and large (four bytes per weight), and as
     /// exact as the file. For tests and researchers.
     pub fn exact(mut self, exact: bool) -> Self {
-        self.exact = exact;
+        self.load.exact = exact;
         self
     }
 
     /// How the neurons of a neuron store are chosen in decode.
     pub fn prediction(mut self, prediction: Prediction) -> Self {
-        self.prediction = prediction;
+        self.load.prediction = prediction;
+        self
+    }
+
+    /// Chooses the neurons of a neuron store by predictors of the app's own, one for each layer or expert of it, whose
+    /// numbers `make` is given.
+    pub fn predictors(
+        mut self,
+        make: impl Fn(usize, Option<usize>) -> Box<dyn Predictor> + Send + Sync + 'static,
+    ) -> Self {
+        self.load.prediction = Prediction::Custom;
+        self.load.predictors = Some(Arc::new(make));
         self
     }
 
@@ -95,8 +104,7 @@ impl<'a> EngineBuilder<'a> {
         };
         let (loaded, tokenizer) = std::thread::scope(|scope| {
             let beside = std::thread::Builder::new().spawn_scoped(scope, read);
-            let loaded =
-                load_model(&gguf, &self.devices, &ops, self.exact, self.prediction, &mut *self.progress);
+            let loaded = load_model(&gguf, &self.devices, &ops, &self.load, &mut *self.progress);
             let tokenizer = match beside {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 Err(_) => read(),

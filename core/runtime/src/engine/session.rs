@@ -99,14 +99,17 @@ impl Session {
         self.record.times
     }
 
-    /// How many of the neurons of a store were computed for its tokens, prompts aside.
+    /// How many of the neurons of a store were computed for its tokens, prompts aside. What sessions decode together is
+    /// counted with the first of them, as their time is.
     pub fn activity(&self) -> &Activity {
         &self.record.activity
     }
 
-    /// Lets somebody watch the gates while its tokens run; needs an engine with [`Prediction::Gate`].
+    /// Lets somebody watch the gates while its tokens run, and those of sessions that decode with it as the first;
+    /// needs an engine with [`Prediction::Gate`] or [`Prediction::Threshold`].
     ///
     /// [`Prediction::Gate`]: crate::predict::Prediction::Gate
+    /// [`Prediction::Threshold`]: crate::predict::Prediction::Threshold
     pub fn observe(&mut self, observer: Option<SharedObserver>) {
         self.record.observer = observer;
     }

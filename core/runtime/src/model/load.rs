@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use neuropil_device::{
-    DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, RowSource, Stage, Support, WeightSource,
-    quant,
+    DType, Device, DeviceError, HostOps, Matrix, OpShape, PreparedWeight, RowSource, Stage, Support,
+    WeightSource, quant,
 };
 
 use crate::gguf::{Gguf, TensorInfo};
+use crate::predict::{MakePredictor, Prediction};
 use crate::submit::Placed;
 
 use super::ModelError;
@@ -48,6 +49,17 @@ impl<'t> Part<'t> {
     }
 }
 
+/// How a model is loaded.
+#[derive(Clone, Default)]
+pub(crate) struct LoadOptions {
+    /// Weights widened to F32, activations not quantised.
+    pub exact: bool,
+    /// Who chooses neurons.
+    pub prediction: Prediction,
+    /// Makes the predictors of [`Prediction::Custom`].
+    pub predictors: Option<MakePredictor>,
+}
+
 /// Told how many of how many bytes are loaded.
 pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
@@ -63,13 +75,17 @@ pub(crate) struct Loader<'a> {
     progress: &'a mut Progress<'a>,
     /// The store that the file is, if it is one.
     store: Option<Arc<StoreView>>,
+    /// Makes predictors that the app brings.
+    pub(super) predictors: Option<MakePredictor>,
+    pub(super) ops: Arc<dyn HostOps>,
 }
 
 impl<'a> Loader<'a> {
     pub(crate) fn new(
         gguf: &'a Gguf,
         devices: &'a [Arc<dyn Device>],
-        exact: bool,
+        ops: &Arc<dyn HostOps>,
+        options: &LoadOptions,
         store: Option<StoreView>,
         progress: &'a mut Progress<'a>,
     ) -> Loader<'a> {
@@ -77,7 +93,9 @@ impl<'a> Loader<'a> {
         Loader {
             gguf,
             devices,
-            exact,
+            exact: options.exact,
+            predictors: options.predictors.clone(),
+            ops: ops.clone(),
             loaded: 0,
             total,
             weight_bytes: 0,

@@ -1,8 +1,8 @@
 //! From the bundles of a neuron store to slots in memory, and to what decides which of them are computed.
 
 use neuropil_device::{
-    Activation, Arena, DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage, WeightSource,
-    quant,
+    Activation, ActivationKind, Arena, DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage,
+    WeightSource, quant,
 };
 
 use crate::gguf::{Gguf, TensorInfo};
@@ -17,6 +17,9 @@ use super::{ModelError, ModelSpec};
 
 /// The key of the cuts of the centred thresholds.
 const THRESHOLD_KEY: &str = "neuropil.ffn_threshold";
+
+/// What `auto` takes, where calibration has found that predictors cost too much.
+const PREDICT_KEY: &str = "neuropil.predict";
 
 /// The share of neurons that calibrated predictors evaluate; a model's own have no such key.
 const ACTIVE_KEY: &str = "neuropil.predictor.active";
@@ -112,15 +115,21 @@ fn choose(
     let relu = activation.is_off(-1.0);
     let (model, calibrated) = (has("fc1"), has("ffn_center"));
     let lacks = |reason: &str| ModelError::Prediction { asked: asked.name(), reason: reason.into() };
+    let smooth = matches!(activation.kind, ActivationKind::Silu | ActivationKind::Gelu);
     match asked {
+        Prediction::Custom => Ok(Prediction::Custom),
         Prediction::Auto if model && gguf.metadata().get(ACTIVE_KEY).is_none() => Ok(Prediction::Model),
-        Prediction::Auto if relu => cheapest(gguf, store, model),
-        Prediction::Auto if calibrated => Ok(Prediction::Threshold),
+        Prediction::Auto if relu => match gguf.metadata().str(PREDICT_KEY)? {
+            Some("gate") => Ok(Prediction::Gate),
+            _ => cheapest(gguf, store, model),
+        },
+        Prediction::Auto if smooth && calibrated => Ok(Prediction::Threshold),
         Prediction::Auto => Ok(Prediction::Off),
         Prediction::Model if !model => Err(lacks("the store has no predictors")),
         Prediction::Threshold if !calibrated => {
             Err(lacks("the store has no thresholds; find them with `neuropil calibrate`"))
         }
+        Prediction::Threshold if !smooth => Err(lacks("it is for the activations silu and gelu")),
         Prediction::Gate4 if !relu => {
             Err(lacks("its sign says nothing for an activation that is not of the ReLU family"))
         }
@@ -144,7 +153,10 @@ fn cheapest(gguf: &Gguf, store: &Store, model: bool) -> Result<Prediction, Model
     // A calibrated gate in 4 bits evaluates about as many neurons as fire.
     let neurons_read = |share: f64| share * neurons as f64;
     let exact = (neurons * gate_bytes) as f64 + neurons_read(gate4) * (stride - gate_bytes) as f64;
-    let four_bits = (neurons * width) as f64 * 9.0 / 16.0 + neurons_read(gate4) * stride as f64;
+    let four_bits = match DType::Q4_0.row_bytes(width) {
+        Some(row) => (neurons * row) as f64 + neurons_read(gate4) * stride as f64,
+        None => f64::INFINITY,
+    };
     let low_rank = match mean(ACTIVE_KEY)?.filter(|_| model) {
         None => f64::INFINITY,
         Some(active) => {
@@ -198,7 +210,10 @@ impl Loader<'_> {
         } else {
             file
         };
-        let op = OpShape::Cluster {
+        let gate_apart = matches!(view.prediction, Prediction::Gate | Prediction::Threshold);
+        let gate_copy = gate_apart || view.prediction == Prediction::Gate4;
+        let dtype = if view.prediction == Prediction::Gate4 { DType::Q4_0 } else { memory.gate_type };
+        let mut ops = vec![OpShape::Cluster {
             stage: Stage::Fused,
             dtype: memory.gate_type,
             down_dtype: memory.down_type,
@@ -206,9 +221,11 @@ impl Loader<'_> {
             width: memory.width,
             tokens: 1,
             bundles: true,
-        };
-        let device = self.choose(&bundles.name, &[op])?;
-        let gate_apart = matches!(view.prediction, Prediction::Gate | Prediction::Threshold);
+        }];
+        if gate_copy {
+            ops.push(OpShape::Matmul { dtype, rows: memory.neurons, cols: memory.width, tokens: 1 });
+        }
+        let device = self.choose(&bundles.name, &ops)?;
         let mut slot = memory.slot();
         let mut slot_bytes = memory.stride;
         if gate_apart {
@@ -218,11 +235,6 @@ impl Loader<'_> {
         }
         let arena =
             Arena::new(memory.neurons, slot_bytes, 64).map_err(|source| weight_error(bundles, source))?;
-        let dtype = match view.prediction {
-            Prediction::Gate4 => DType::Q4_0,
-            _ => memory.gate_type,
-        };
-        let gate_copy = gate_apart || view.prediction == Prediction::Gate4;
         let gate_row = dtype.row_bytes(memory.width);
         let gate_row = gate_row
             .ok_or_else(|| ModelError::GateWidth { name: bundles.name.clone(), dtype: dtype.to_string() })?;
@@ -278,8 +290,21 @@ impl Loader<'_> {
                 )))
             }
             Prediction::Model => Decision::Predicted(Box::new(self.low_rank(view, place, &file)?)),
+            Prediction::Custom => match &self.predictors {
+                Some(make) => Decision::Predicted(make(layer, expert)),
+                None => Decision::All,
+            },
         };
-        Ok(Neurons { device, arena, slot, layer, expert, hot: view.hot.min(memory.neurons), decision })
+        Ok(Neurons {
+            device,
+            arena,
+            slot,
+            layer,
+            expert,
+            hot: view.hot.min(memory.neurons),
+            decision,
+            ops: self.ops.clone(),
+        })
     }
 
     fn centred(&mut self, view: &StoreView, place: Place, layout: &Layout) -> Result<Centred, ModelError> {

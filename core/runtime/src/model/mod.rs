@@ -42,6 +42,7 @@ pub use spec::{ExpertSpec, Gating, ModelSpec};
 pub(crate) use frame::LOGIT_ROWS;
 pub(crate) use kv::{KvCache, KvShape, Sequences};
 use llama::Llama;
+pub(crate) use load::LoadOptions;
 use load::Loader;
 use load_neurons::StoreView;
 use smallthinker::SmallThinker;
@@ -152,15 +153,14 @@ pub(crate) fn load_model(
     gguf: &Arc<Gguf>,
     devices: &[Arc<dyn Device>],
     ops: &Arc<dyn HostOps>,
-    exact: bool,
-    prediction: Prediction,
+    options: &LoadOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Loaded, ModelError> {
     let Checked { spec, notes } = check(gguf)?;
-    let store = StoreView::new(gguf, spec.activation, prediction)?;
+    let store = StoreView::new(gguf, spec.activation, options.prediction)?;
     let prediction = store.as_ref().map_or(Prediction::Off, StoreView::prediction);
     let thresholds = store.as_ref().map(|store| store.thresholds().clone()).unwrap_or_default();
-    let mut loader = Loader::new(gguf, devices, exact, store, progress);
+    let mut loader = Loader::new(gguf, devices, ops, options, store, progress);
     let model: Box<dyn Model> = match (spec.architecture.as_str(), spec.experts) {
         ("smallthinker", Some(experts)) => {
             Box::new(SmallThinker::load(spec, experts, gguf.clone(), ops.clone(), &mut loader)?)

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use neuropil_device::{
     Activation, ActivationKind, Arena, Buffer, BundleLayout, ClusterJob, ClusterWeights, Device, DeviceError,
-    MatmulJob, Product, Stage,
+    HostOps, MatmulJob, Product, Stage,
 };
 
 use crate::predict::{Centred, GateSeen, Marks, PredictCall, PredictMemory, Predictor, PredictorInput, grow};
@@ -53,6 +53,7 @@ pub(crate) struct Neurons {
     /// Neurons that are always computed, the first of the layer.
     pub hot: usize,
     pub decision: Decision,
+    pub ops: Arc<dyn HostOps>,
 }
 
 /// Who says which neurons are computed.
@@ -67,7 +68,9 @@ pub(crate) enum Decision {
 
 /// Memory of a step for single neurons.
 pub(crate) struct NeuronScratch {
-    /// Positions of the neurons that are computed.
+    /// Whether a neuron is computed.
+    on: Vec<bool>,
+    /// Positions of the neurons that are.
     list: Vec<u32>,
     marks: Marks,
     predict: PredictMemory,
@@ -85,6 +88,7 @@ impl NeuronScratch {
     pub(crate) fn new() -> Result<NeuronScratch, DeviceError> {
         let empty = Buffer::host(0)?;
         Ok(NeuronScratch {
+            on: Vec::new(),
             list: Vec::new(),
             marks: Marks::default(),
             predict: PredictMemory::new()?,
@@ -165,24 +169,28 @@ impl Neurons {
         let mut values = values.write()?;
         let values = &mut values.slice_mut::<f32>()[..tokens * neurons];
         if let Some(centred) = centred {
-            for (values, predict) in values.chunks_exact_mut(neurons).zip(input.predict) {
-                if *predict {
-                    centred.stray(activation, values);
-                } else {
-                    values.iter_mut().for_each(|value| *value = activation.gate(*value));
-                }
-            }
+            self.ops.gate(activation, values);
+            let cut = centred.cut();
+            let rows = values.chunks_exact_mut(neurons).zip(input.predict).filter(|(_, predict)| **predict);
+            rows.for_each(|(values, _)| centred.stray(values, cut));
             activation = Activation::new(ActivationKind::Linear);
         }
-        memory.list.clear();
-        let on = |n: usize| (0..tokens).any(|t| !activation.is_off(values[t * neurons + n]));
-        memory.list.extend((0..neurons as u32).filter(|n| on(*n as usize)));
-        for (values, _) in values.chunks_exact(neurons).zip(input.predict).filter(|(_, predict)| **predict) {
-            let on = values.iter().filter(|value| !activation.is_off(**value)).count();
-            scratch.activity.add(self.layer, on, neurons);
+        memory.on.clear();
+        memory.on.resize(neurons, false);
+        for (values, predict) in values.chunks_exact(neurons).zip(input.predict) {
+            let mut count = 0;
+            for (value, any) in values.iter().zip(&mut memory.on) {
+                let on = !activation.is_off(*value);
+                *any |= on;
+                count += usize::from(on);
+            }
+            if *predict {
+                scratch.activity.add(self.layer, count, neurons);
+            }
         }
+        list(&mut memory.list, &memory.on);
         let count = memory.list.len();
-        let hidden = grow(&mut memory.hidden, tokens * count)?.clone();
+        let hidden = room(&mut memory.hidden, tokens * count, tokens * neurons)?.clone();
         {
             let mut hidden = hidden.write()?;
             let rows = hidden.slice_mut::<f32>().chunks_exact_mut(count.max(1));
@@ -244,7 +252,7 @@ impl Neurons {
         if tokens == 1 {
             return self.run(Stage::Fused, activation, input, (memory, &mut scratch.jobs), None);
         }
-        let hidden = grow(&mut memory.hidden, tokens * count)?.clone();
+        let hidden = room(&mut memory.hidden, tokens * count, tokens * neurons)?.clone();
         self.run(Stage::Gate, activation, input, (memory, &mut scratch.jobs), Some(&hidden))?;
         {
             // What a token's neighbours marked is silent for the token itself.
@@ -277,7 +285,7 @@ impl Neurons {
             }
             return Ok(());
         }
-        let positions = grow(&mut memory.positions, memory.list.len())?;
+        let positions = grow(&mut memory.positions, self.count())?;
         positions.write()?.slice_mut::<u32>()[..memory.list.len()].copy_from_slice(&memory.list);
         let mut slots = self.arena.take_list();
         slots.extend_from_slice(&memory.list);
@@ -297,4 +305,22 @@ impl Neurons {
         };
         jobs.cluster(&*self.device, job)
     }
+}
+
+/// Lists what is on. No branch depends on a value, since nobody could foretell it.
+fn list(list: &mut Vec<u32>, on: &[bool]) {
+    list.clear();
+    list.resize(on.len(), 0);
+    let mut len = 0;
+    for (neuron, on) in on.iter().enumerate() {
+        list[len] = neuron as u32;
+        len += usize::from(*on);
+    }
+    list.truncate(len);
+}
+
+/// Room for `len` values in a buffer that takes `most` at once when it is too small: so that a token which fires more
+/// neurons than any before allocates nothing.
+fn room(buffer: &mut Buffer, len: usize, most: usize) -> Result<&Buffer, DeviceError> {
+    if buffer.len() < 4 * len { grow(buffer, most) } else { Ok(buffer) }
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use neuropil_device::{Activation, Buffer, DeviceError, MatmulJob, Product};
+use neuropil_device::{Buffer, DeviceError, MatmulJob, Product};
 
 use crate::submit::{Jobs, Placed};
 
@@ -38,7 +38,7 @@ impl Thresholds {
         self.0.get(layer).map_or(0.0, |cut| f32::from_bits(cut.load(Ordering::Relaxed)))
     }
 
-    /// Moves the cut of a layer, from the next step on.
+    /// Moves the cut of a layer. A step that is under way may take the old one or the new one.
     pub fn set(&self, layer: usize, cut: f32) {
         if let Some(of_layer) = self.0.get(layer) {
             of_layer.store(cut.to_bits(), Ordering::Relaxed);
@@ -57,12 +57,17 @@ impl Centred {
         (self.fold.weight.bytes() + 4 * self.center.len()) as u64
     }
 
-    /// Replaces the gate values of one token by what strays from the constants, and by 0 what strays too little.
-    pub fn stray(&self, activation: Activation, gate: &mut [f32]) {
-        let threshold = self.thresholds.get(self.layer);
-        for (gate, center) in gate.iter_mut().zip(&self.center) {
-            let stray = activation.gate(*gate) - center;
-            *gate = if stray.abs() <= threshold { 0.0 } else { stray };
+    /// The layer's cut, to be used for all tokens of a step.
+    pub fn cut(&self) -> f32 {
+        self.thresholds.get(self.layer)
+    }
+
+    /// Replaces the activated gates of one token by what strays from the constants, and by 0 what strays no more than
+    /// the cut.
+    pub fn stray(&self, gates: &mut [f32], cut: f32) {
+        for (gate, center) in gates.iter_mut().zip(&self.center) {
+            let stray = *gate - center;
+            *gate = if stray.abs() <= cut { 0.0 } else { stray };
         }
     }
 

@@ -24,8 +24,8 @@ pub use marks::Marks;
 /// How neurons are chosen in decode. A prompt is always computed with all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prediction {
-    /// The model's predictors if it has them; else its gate, if that switches neurons off; else the calibrated
-    /// threshold if there is one; else all neurons.
+    /// The model's predictors if it has them; else, for a ReLU model, what reads least of its exact gate and what
+    /// calibration found good enough; else the calibrated threshold if there is one; else all neurons.
     #[default]
     Auto,
     /// All neurons, always.
@@ -38,17 +38,20 @@ pub enum Prediction {
     Gate4,
     /// The exact gate decides by its distance from the neuron's usual value, for SiLU and GELU models.
     Threshold,
+    /// Predictors that the app brings ([`EngineBuilder::predictors`](crate::EngineBuilder::predictors)).
+    Custom,
 }
 
 impl Prediction {
-    /// Every choice with its name on the command line.
-    pub const NAMES: [(&'static str, Prediction); 6] = [
+    /// Every choice with its name; the last is none of the command line.
+    pub const NAMES: [(&'static str, Prediction); 7] = [
         ("auto", Prediction::Auto),
         ("off", Prediction::Off),
         ("model", Prediction::Model),
         ("gate", Prediction::Gate),
         ("gate4", Prediction::Gate4),
         ("threshold", Prediction::Threshold),
+        ("custom", Prediction::Custom),
     ];
 
     /// Its name on the command line.
@@ -118,6 +121,9 @@ pub struct GateSeen<'a> {
 
 /// An observer that a session hands to its steps.
 pub type SharedObserver = Arc<Mutex<dyn GateObserver>>;
+
+/// Makes the predictor of a layer, or of an expert of it.
+pub type MakePredictor = Arc<dyn Fn(usize, Option<usize>) -> Box<dyn Predictor> + Send + Sync>;
 
 /// What a predictor reads and works with.
 pub struct PredictCall<'a> {

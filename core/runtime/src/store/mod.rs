@@ -12,4 +12,4 @@ mod open;
 pub use convert::{Additions, ConvertError, ConvertOptions, ConvertReport, LayerReport, convert, twin};
 pub use error::StoreError;
 pub use layout::{DOWN_TYPES, Layout, Part, READ_UNITS, gate_types};
-pub use open::{ALIGNMENT, BATCHES, Store, StoreLayer, VERSION, bundle_name};
+pub use open::{ALIGNMENT, BATCHES, Store, StoreLayer, VERSION, bundle_name, parameters};

@@ -150,6 +150,20 @@ impl Store {
     }
 }
 
+/// Weights of a model: elements of its tensors, and of a bundle those of its three rows.
+pub fn parameters(gguf: &Gguf) -> u64 {
+    let store = if Store::is_store(gguf) { Store::read(gguf).ok() } else { None };
+    let of_layer = |layer: &StoreLayer| {
+        let Layout { width, neurons, .. } = layer.layout;
+        let weights =
+            (width as u64).saturating_mul(neurons as u64).saturating_mul(layer.bundles.len() as u64);
+        weights.saturating_mul(3)
+    };
+    let bundles = store.iter().flat_map(|store| &store.layers).map(of_layer);
+    let others = gguf.tensors().iter().filter(|tensor| store.is_none() || tensor.type_name() != "I8");
+    bundles.chain(others.map(TensorInfo::elements)).fold(0, u64::saturating_add)
+}
+
 /// The bundle tensors of a layer, expert after expert.
 fn bundles(gguf: &Gguf, layer: usize) -> Result<Vec<TensorInfo>, StoreError> {
     if let Some(tensor) = gguf.tensor(&bundle_name(layer, None)) {
