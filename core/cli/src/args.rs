@@ -132,11 +132,12 @@ impl Kv {
 /// How neurons are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Predict {
-    /// The model's predictors; else the gate of a ReLU model; else calibrated thresholds; else all neurons
+    /// The predictors that the model brings; else, for a ReLU model, what reads least of its gate and of what calibrate
+    /// found good enough; else calibrated thresholds; else all neurons
     Auto,
     /// All neurons
     Off,
-    /// The predictors that the model brings
+    /// The store's predictors: the model's own, or those of calibrate --predictors
     Model,
     /// The exact gate stays in memory and decides; changes nothing in a ReLU model
     Gate,

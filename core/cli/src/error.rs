@@ -93,8 +93,11 @@ impl CliError {
     /// The same failure, its line beginning with the file if it does not name it anyway.
     pub fn in_file(self, path: &Path) -> CliError {
         let file = path.display().to_string();
-        let message =
-            if self.message.contains(&file) { self.message } else { format!("{file}: {}", self.message) };
+        let message = if self.message.is_empty() || self.message.contains(&file) {
+            self.message
+        } else {
+            format!("{file}: {}", self.message)
+        };
         CliError { message, ..self }
     }
 
@@ -181,6 +184,9 @@ impl From<CalibrateError> for CliError {
             CalibrateError::Device(error) => error.into(),
             CalibrateError::Cancelled => CliError::silent(Exit::Interrupted),
             CalibrateError::ShortText { .. } => CliError::new(Exit::Prompt, error),
+            CalibrateError::Rank { .. } | CalibrateError::NothingToPredict => {
+                CliError::new(Exit::Usage, error)
+            }
             _ => CliError::new(Exit::Other, error),
         }
     }

@@ -9,6 +9,7 @@ mod chat_prompt;
 mod engine;
 mod error;
 mod fetch;
+mod files;
 mod generation;
 mod memory;
 mod output;

@@ -53,6 +53,10 @@ fn a_store_is_written_verified_and_inspected() {
     bytes[last] ^= 1;
     let bad = dir.file("bad.gguf", &bytes);
     assert!(neuropil(&["verify", arg(&bad)]).error(3).contains("checksum"));
+    // Damage is not copied under new checksums.
+    let again = dir.path().join("again.gguf");
+    assert!(neuropil(&["convert", arg(&bad), arg(&again)]).error(3).contains("checksum"));
+    assert!(!again.exists());
 }
 
 #[test]

@@ -35,3 +35,12 @@ fn a_folder_that_is_not_there_is_one_line() {
     let line = neuropil(&["synth", "--shape", "toy", "no/such/folder/m.gguf"]);
     assert!(line.error(9).contains("no/such/folder/m.gguf"));
 }
+
+#[test]
+fn a_twin_does_not_take_the_place_of_its_store() {
+    let dir = TempDir::new();
+    let store = dir.path().join("s.gguf");
+    let line = neuropil(&["synth", "--shape", "toy", arg(&store), "--twin", arg(&store)]);
+    assert!(line.error(2).contains("--twin"));
+    assert!(!store.exists());
+}

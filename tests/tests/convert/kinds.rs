@@ -159,6 +159,44 @@ fn a_file_of_powerinfer_is_read_as_it_is() {
 }
 
 #[test]
+fn a_single_expert_stays_one() {
+    let dir = TempDir::new();
+    let name = |part: &str| format!("blk.0.ffn_{part}.weight");
+    let [gate, up, down] = expert(0);
+    let file = bare("llama")
+        .f32_tensor(&name("gate_exps"), &[WIDTH, NEURONS, 1], &gate)
+        .f32_tensor(&name("up_exps"), &[WIDTH, NEURONS, 1], &up)
+        .f32_tensor(&name("down_exps"), &[NEURONS, WIDTH, 1], &down);
+    let source = dir.file("m.gguf", &file.bytes());
+    let (out, _) = convert(&dir, &source, &ConvertOptions::default()).unwrap();
+    let reading = Reading::open(&out);
+    check_expert(&reading, 0);
+    let store = Store::read(&reading.gguf).unwrap();
+    assert!(store.layers[0].numbered);
+    assert_eq!(store.layers[0].bundles[0].name, name("bundle.0"));
+    let (again, twin) = (dir.path().join("again.gguf"), dir.path().join("twin.gguf"));
+    neuropil::store::convert(&out, &again, &ConvertOptions::default(), &mut |_, _| true).unwrap();
+    assert!(std::fs::read(&again).unwrap() == std::fs::read(&out).unwrap());
+    neuropil::store::twin(&out, &twin, &mut |_, _| true).unwrap();
+    assert!(Gguf::open(&twin).unwrap().tensor(&name("down_exps")).is_some());
+}
+
+#[test]
+fn other_architectures_of_powerinfer_keep_their_activation() {
+    let dir = TempDir::new();
+    let [gate, up, down] = expert(0);
+    let mut bytes = bare("bamboo")
+        .f32_tensor("blk.0.ffn_gate.weight", &[WIDTH, NEURONS], &gate)
+        .f32_tensor("blk.0.ffn_up.weight", &[WIDTH, NEURONS], &up)
+        .f32_tensor("blk.0.ffn_down_t.weight", &[WIDTH, NEURONS], &down)
+        .bytes();
+    bytes[..4].copy_from_slice(b"PWRI");
+    let source = dir.file("m.gguf", &bytes);
+    let (out, _) = convert(&dir, &source, &ConvertOptions::default()).unwrap();
+    assert!(Reading::open(&out).gguf.metadata().get("neuropil.ffn_activation").is_none());
+}
+
+#[test]
 fn what_cannot_be_cut_into_neurons_is_refused() {
     let dir = TempDir::new();
     let plain = || bare("llama").f32_tensor("blk.0.ffn_up.weight", &[64, 4], &[0.0; 256]);

@@ -139,6 +139,46 @@ fn what_is_added_moves_with_its_neurons() {
 }
 
 #[test]
+fn what_was_calibrated_for_other_weights_is_left_out() {
+    let dir = TempDir::new();
+    let source = dir.file("m.gguf", &toy(DType::Q8_0, DType::F32).model().file().bytes());
+    let (plain, _) = convert(&dir, &source, &ConvertOptions::default()).unwrap();
+    let vector = |name: &str, len: usize| (NewTensor::new(name, 0, [len as u64]), bytes(&vec![0.5; len]));
+    let matrix = |name: &str, dims: [u64; 2]| {
+        (NewTensor::new(name, 0, dims), bytes(&vec![0.5; (dims[0] * dims[1]) as usize]))
+    };
+    let measured = ["neuropil.ffn_threshold", "neuropil.gate4_active", "neuropil.ffn_overlap"];
+    let stale = ["blk.0.ffn_center", "blk.0.ffn_fold.weight"];
+    let fitted = ["blk.0.fc1.weight", "blk.0.fc2.weight"];
+    for (input, keeps_predictors) in [("normed", false), ("residual", true)] {
+        let mut pairs = Pairs::new();
+        measured.iter().for_each(|key| pairs.set(key, vec![0.5f32, 0.25]));
+        pairs.set("neuropil.predictor.input", input);
+        let tensors = vec![
+            vector(stale[0], NEURONS),
+            matrix(stale[1], [256, 256]),
+            matrix(fitted[0], [256, 4]),
+            matrix(fitted[1], [4, NEURONS as u64]),
+        ];
+        let additions = Additions { pairs, tensors, ..Additions::default() };
+        let options = ConvertOptions { additions, ..ConvertOptions::default() };
+        let (calibrated, again) = (dir.path().join("c.gguf"), dir.path().join("again.gguf"));
+        store::convert(&plain, &calibrated, &options, &mut |_, _| true).unwrap();
+        for (down_type, changed) in [(None, false), (Some(DType::Q8_0), true)] {
+            let options = ConvertOptions { down_type, ..ConvertOptions::default() };
+            let report = store::convert(&calibrated, &again, &options, &mut |_, _| true).unwrap();
+            assert_eq!(report.notes.iter().any(|note| note.contains("calibrate again")), changed);
+            let gguf = Reading::open(&again).gguf;
+            measured.iter().for_each(|key| assert_eq!(gguf.metadata().get(key).is_none(), changed, "{key}"));
+            stale.iter().for_each(|name| assert_eq!(gguf.tensor(name).is_none(), changed, "{name}"));
+            let kept = !changed || keeps_predictors;
+            fitted.iter().for_each(|name| assert_eq!(gguf.tensor(name).is_some(), kept, "{name}"));
+            assert_eq!(gguf.metadata().get("neuropil.predictor.input").is_some(), kept);
+        }
+    }
+}
+
+#[test]
 fn counts_that_do_not_fit_are_an_error() {
     let dir = TempDir::new();
     let source = dir.file("m.gguf", &toy(DType::Q8_0, DType::F32).model().file().bytes());

@@ -232,6 +232,14 @@ fn what_cannot_be_said_in_gguf_is_refused_by_name() {
         config[key] = value;
         config
     };
+    let llama3 = |low: f64, high: f64| {
+        json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": low, "high_freq_factor": high,
+            "original_max_position_embeddings": 8192,
+        })
+    };
+    let mut experts = with("num_local_experts", json!(2));
+    experts["num_experts_per_tok"] = json!(1);
     for (config, reason) in [
         (with("architectures", json!(["GPT2LMHeadModel"])), "GPT2LMHeadModel"),
         (with("hidden_act", json!("quick_gelu")), "quick_gelu"),
@@ -242,6 +250,11 @@ fn what_cannot_be_said_in_gguf_is_refused_by_name() {
         (with("attention_bias", json!(true)), "attention_bias"),
         (with("intermediate_size", json!(0)), "intermediate_size"),
         (with("vocab_size", json!(100)), "260 tokens"),
+        (with("head_dim", json!(1u64 << 62)), "head_dim"),
+        (with("num_attention_heads", json!(1000)), "head_dim"),
+        (with("num_hidden_layers", json!(1)), "model.layers.1."),
+        (experts, "mlp.gate_proj"),
+        (with("rope_scaling", llama3(1.0, 1.0)), "low_freq_factor"),
         (json!([]), "architecture"),
     ] {
         write(dir.path(), &tensors(&model), &config, &tokenizer());
@@ -283,6 +296,11 @@ fn hostile_files_give_an_error() {
         vec![0xFF; 64],
         header("{"),
         header("[]"),
+        entry(&format!("[{}0]", "0,".repeat(1 << 20))),
+        entry(&format!(
+            r#"{{"dtype": "F32", "shape": [{}1], "data_offsets": [0, 4]}}"#,
+            "1,".repeat(1 << 20)
+        )),
         header(&"[".repeat(100_000)),
         entry("1"),
         entry(r#"{"dtype": "F32", "shape": [4]}"#),

@@ -135,7 +135,7 @@ fn a_choice_that_the_file_cannot_serve_is_refused() {
     assert!(refused(&stored.file, Prediction::Gate).contains("neuropil convert"));
     assert!(refused(&stored.store, Prediction::Model).contains("no predictors"));
     assert!(refused(&stored.store, Prediction::Threshold).contains("neuropil calibrate"));
-    assert!(refused(&stored.store, Prediction::Gate4).contains("ReLU"));
+    assert!(refused(&stored.store, Prediction::Gate4).contains("threshold"));
     assert_eq!(engine(&stored.store, Prediction::Auto).prediction(), Prediction::Off);
     assert_eq!(engine(&stored.file, Prediction::Off).prediction(), Prediction::Off);
     let options = SessionOptions { sparse_prompt: true, ..SessionOptions::default() };

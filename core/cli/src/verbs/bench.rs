@@ -170,7 +170,7 @@ impl About {
         let bytes = tensors.iter().map(|t| t.bytes).sum();
         // The type that most of the bytes have.
         let mut types: Vec<(&str, u64)> = Vec::new();
-        for tensor in tensors {
+        for tensor in tensors.iter().filter(|tensor| tensor.dtype.is_some()) {
             match types.iter_mut().find(|(name, _)| *name == tensor.type_name()) {
                 Some((_, bytes)) => *bytes += tensor.bytes,
                 None => types.push((tensor.type_name(), tensor.bytes)),

@@ -1,18 +1,22 @@
 //! `calibrate`: what a text tells of a model's neurons, written into its neuron store.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use neuropil::calibrate::{
-    CalibrateOptions, CalibrateReport, PredictorReport, Quality, RECALLS, Target, calibrate,
+    CalibrateError, CalibrateOptions, CalibrateReport, PredictorReport, Quality, RECALLS, Rank, Target,
+    calibrate,
 };
 use neuropil::engine::Engine;
+use neuropil::gguf::Gguf;
 use neuropil::pipeline::CancelToken;
+use neuropil::store::Store;
 use serde_json::{Value, json};
 
 use crate::args::ModelFile;
 use crate::engine;
 use crate::error::{CliError, Exit};
+use crate::files::{check_output, same};
 use crate::progress::Bar;
 use crate::signal::Interrupts;
 use crate::{memory, output};
@@ -24,7 +28,7 @@ use crate::{memory, output};
 
 Runs the text through the model and writes a neuron store with the neurons in the order of how often they fire. For a
 model whose gate never is zero (SiLU, GELU) it also finds what may be left out: perplexity on every fifth chunk of the
-text, which is not learned from, rises by at most --loss. A model that is no neuron store yet is converted first.")]
+text, which is not learned from, rises by about --loss at most. A model that is no neuron store yet is converted first.")]
 pub struct Args {
     #[command(flatten)]
     model: ModelFile,
@@ -63,30 +67,12 @@ pub struct Args {
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let start = Instant::now();
     let text = engine::read_file(&args.file)?;
-    let gguf = neuropil::gguf::Gguf::open_header(&args.model.path)?;
-    let store = neuropil::store::Store::is_store(&gguf);
-    let out = match &args.out {
-        Some(out) => out,
-        None if store => &args.model.path,
-        None => {
-            let reason = "the model is no neuron store, so the result needs a name of its own; give -o FILE";
-            return Err(CliError::new(Exit::Usage, reason));
-        }
-    };
+    let out = output_file(args)?;
+    check_output(out)?;
     let backend = engine::cpu(args.threads)?;
     let target = args.sparsity.map_or(Target::Loss(args.loss), Target::Sparsity);
-    let rank = match args.predictors {
-        None => None,
-        Some(Rank::Of(rank)) => Some(rank),
-        Some(Rank::Auto) => {
-            let architecture = gguf.metadata().require_str("general.architecture")?;
-            let width = gguf.metadata().require_u32(&format!("{architecture}.embedding_length"))?;
-            Some((width as usize / 4).next_multiple_of(32))
-        }
-    };
-    drop(gguf);
     let chunks = args.chunks as usize;
-    let options = CalibrateOptions { target, chunks, rank, seed: args.seed };
+    let options = CalibrateOptions { target, chunks, rank: args.predictors, seed: args.seed };
     let stop = CancelToken::default();
     let _watch = interrupts.watch(vec![stop.clone()]);
     let bar = Bar::steps("reading the model");
@@ -103,7 +89,10 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         },
     );
     drop(bar);
-    let report = report.map_err(|error| CliError::from(error).in_file(&args.model.path))?;
+    let report = report.map_err(|error| {
+        let short = matches!(error, CalibrateError::ShortText { .. });
+        CliError::from(error).in_file(if short { &args.file } else { &args.model.path })
+    })?;
     if args.json {
         return output::json(&json!({
             "out": out.display().to_string(),
@@ -111,6 +100,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
             "held_out_tokens": report.tokens[1],
             "ppl_before": report.before,
             "ppl_after": report.after,
+            "predict": report.prediction.name(),
             "active": report.active,
             "overlap": report.overlap,
             "thresholds": report.thresholds,
@@ -120,6 +110,27 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         }));
     }
     output::text(&summary(&report))
+}
+
+/// Where the result goes.
+fn output_file(args: &Args) -> Result<&Path, CliError> {
+    let usage = |reason: String| Err(CliError::new(Exit::Usage, reason));
+    let model = &args.model.path;
+    let out = args.out.as_deref().unwrap_or(model);
+    if same(out, &args.file) {
+        return usage(format!("{}: is the text; give another name for the result", out.display()));
+    }
+    if args.out.is_some() && !same(out, model) {
+        return Ok(out);
+    }
+    // A folder is a model of another kind, and so not a store.
+    if !model.is_dir() && Store::is_store(&Gguf::open_header(model)?) {
+        return Ok(out);
+    }
+    usage(format!(
+        "{}: is no neuron store, so the result needs a name of its own; give one with -o FILE",
+        model.display()
+    ))
 }
 
 fn predictor_json(predictor: &PredictorReport) -> Value {
@@ -140,8 +151,9 @@ fn summary(report: &CalibrateReport) -> String {
     let CalibrateReport { tokens: [learned, held_out], before, after, active, overlap, .. } = report;
     let mut text = format!(
         "learned from {learned} tokens, checked on {held_out} others\n\
-         perplexity {before:.3} with all neurons, {after:.3} with those that fire ({:+.2} %)\n\
+         perplexity {before:.3} with all neurons, {after:.3} with those chosen by --predict {} ({:+.2} %)\n\
          {:.1} % of the neurons fire for a token, {:.0} % of them fired for the token before\n",
+        report.prediction.name(),
         100.0 * (after / before - 1.0),
         mean(active),
         mean(overlap),
@@ -157,13 +169,6 @@ fn summary(report: &CalibrateReport) -> String {
         }
     }
     text
-}
-
-/// A rank, or the one that fits the model.
-#[derive(Clone, Copy, Debug)]
-enum Rank {
-    Auto,
-    Of(usize),
 }
 
 fn rank(text: &str) -> Result<Rank, String> {

@@ -1,6 +1,6 @@
 //! `convert`: from a model file to a neuron store.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use neuropil::pipeline::CancelToken;
@@ -9,6 +9,7 @@ use neuropil_device::DType;
 use serde_json::{Value, json};
 
 use crate::error::{CliError, Exit};
+use crate::files::{check_output, same};
 use crate::progress::Bar;
 use crate::signal::Interrupts;
 use crate::{memory, output};
@@ -39,7 +40,7 @@ pub struct Args {
     /// A file with firing counts, such as calibrate writes: neurons that fire most are stored first
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// What reads are multiples of: 4096, 512 or 64 bytes; default: the largest that wastes at most 15 %
+    /// What reads are multiples of: 4096, 512 or 64 bytes; default: the largest that wastes at most 15 %, or 64
     #[arg(long, value_name = "BYTES", value_parser = read_unit)]
     read_unit: Option<usize>,
     /// Also write the same weights as an ordinary GGUF file
@@ -64,6 +65,7 @@ fn read_unit(text: &str) -> Result<usize, String> {
 /// Runs the verb.
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     for out in [Some(&args.out), args.twin.as_ref()].into_iter().flatten() {
+        check_output(out)?;
         if same(out, &args.source) {
             let message =
                 format!("{}: is the model that is read; give another name for the result", out.display());
@@ -104,11 +106,6 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     } else {
         output::text(&text(args, &report))
     }
-}
-
-/// Whether both names lead to one file that exists.
-fn same(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 fn padding(report: &ConvertReport) -> f64 {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use neuropil::engine::{EngineError, open_tokenizer};
 use neuropil::gguf::{Array, Gguf, Value as Item};
 use neuropil::model;
-use neuropil::store::{self, Store, StoreLayer, VERSION};
+use neuropil::store::{self, BATCHES, COVERED, Firing, Store, StoreLayer, VERSION};
 use neuropil_device::DType;
 use serde_json::{Map, Value, json};
 
@@ -133,6 +133,15 @@ impl Report {
         document
     }
 
+    /// What calibration found, mean of the layers.
+    fn firing(gguf: &Gguf, store: &Store) -> Option<(Vec<Firing>, Option<f64>)> {
+        let layers = Firing::read(gguf, store).ok().flatten()?;
+        let overlap = gguf.metadata().f32s("neuropil.ffn_overlap").ok().flatten();
+        let overlap = overlap.filter(|values| !values.is_empty());
+        let overlap = overlap.map(|all| all.iter().map(|x| f64::from(*x)).sum::<f64>() / all.len() as f64);
+        Some((layers, overlap))
+    }
+
     fn store_json(&self, gguf: &Gguf, store: &Store) -> Value {
         let layer = |layer: &StoreLayer| {
             json!({
@@ -151,6 +160,15 @@ impl Report {
             "bundle_bytes": store.bundle_bytes(),
             "counts": gguf.tensor("blk.0.ffn_count").is_some(),
             "layers": store.layers.iter().map(layer).collect::<Vec<_>>(),
+            "firing": Report::firing(gguf, store).map(|(layers, overlap)| json!({
+                "overlap": overlap,
+                "batches": BATCHES,
+                "covered": COVERED,
+                "layers": layers.iter().map(|layer| json!({
+                    "active": layer.active,
+                    "cover": layer.cover,
+                })).collect::<Vec<_>>(),
+            })),
         })
     }
 
@@ -168,9 +186,30 @@ impl Report {
         let stride = distinct(&|layer| layer.layout.stride.to_string());
         let unit = store.layers.first().map_or(0, |layer| layer.layout.read_unit);
         let order = if gguf.tensor("blk.0.ffn_count").is_some() { ", with firing counts" } else { "" };
+        let firing = match Report::firing(gguf, store) {
+            None => String::new(),
+            Some((layers, overlap)) => {
+                let mean = |of: &dyn Fn(&Firing) -> f64| {
+                    100.0 * layers.iter().map(of).sum::<f64>() / layers.len().max(1) as f64
+                };
+                let [a, b, c] = [0, 1, 2].map(|i| mean(&|layer: &Firing| layer.cover[i]));
+                let active = [0, 1, 2, 3].map(|i| format!("{:.1}", mean(&|layer: &Firing| layer.active[i])));
+                let overlap = overlap.map_or(String::new(), |overlap| {
+                    format!(
+                        "\n  of the neurons that fire for a token {:.0} % fired for the one before",
+                        100.0 * overlap
+                    )
+                });
+                format!(
+                    "\n  50, 80 and 90 % of firings fall on {a:.0}, {b:.0} and {c:.0} % of the neurons\n  {} % of the neurons \
+                     fire in batches of 1, 2, 4, 8 tokens{overlap}",
+                    active.join(", ")
+                )
+            }
+        };
         format!(
             "neuron store  version {VERSION}: {bundles} of neurons, {resident} besides{order}\n  {} layers of {neurons} \
-             neurons of {stride} bytes (gate and up {gate}, down {down}), read unit {unit}",
+             neurons of {stride} bytes (gate and up {gate}, down {down}), read unit {unit}{firing}",
             store.layers.len()
         )
     }

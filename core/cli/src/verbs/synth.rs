@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::engine;
 use crate::error::{CliError, Exit};
+use crate::files::{check_output, same};
 use crate::progress::Bar;
 use crate::signal::Interrupts;
 use crate::{memory, output};
@@ -72,6 +73,12 @@ fn names() -> String {
 
 /// Runs the verb.
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
+    for out in [Some(&args.out), args.twin.as_ref()].into_iter().flatten() {
+        check_output(out)?;
+    }
+    if args.twin.as_ref().is_some_and(|twin| same(twin, &args.out) || *twin == args.out) {
+        return Err(CliError::new(Exit::Usage, "OUT and --twin are the same file; give --twin another name"));
+    }
     let synth = options(args).and_then(Synth::new).map_err(of_flags)?;
     let cancel = CancelToken::default();
     let _watch = interrupts.watch(vec![cancel.clone()]);

@@ -16,14 +16,33 @@ pub const GROUP: usize = 32;
 pub struct Half(pub [u8; 2]);
 
 impl Half {
-    /// Widens to f32, exactly.
+    /// Widens to f32, exactly. Plain arithmetic, so that loops over halves become vectors on every machine.
+    #[inline]
     pub fn to_f32(self) -> f32 {
-        half::f16::from_le_bytes(self.0).to_f32()
+        // The bits of a half, moved up, are its value times 2^-112: the bias of f32 is larger by that.
+        const UP: f32 = f32::from_bits((127 + 112) << 23);
+        let bits = u32::from(u16::from_le_bytes(self.0));
+        let magnitude = (bits & 0x7FFF) << 13;
+        let finite = (f32::from_bits(magnitude) * UP).to_bits();
+        let magnitude = if magnitude >= 0x7C00 << 13 { magnitude | 0x7F80_0000 } else { finite };
+        f32::from_bits(magnitude | (bits & 0x8000) << 16)
     }
 
-    /// Rounds to the nearest f16, ties to even.
+    /// Rounds to the nearest f16, ties to even; NaN stays NaN.
+    #[inline]
     pub fn from_f32(x: f32) -> Half {
-        Half(half::f16::from_f32(x).to_le_bytes())
+        const OVERFLOW: u32 = (127 + 16) << 23;
+        const NORMAL: u32 = (127 - 14) << 23;
+        let sign = (x.to_bits() >> 16) & 0x8000;
+        let magnitude = x.to_bits() & 0x7FFF_FFFF;
+        // The last bit that is kept of a normal half is bit 13: half of it is added, less one unit if that bit is even.
+        let even = (magnitude >> 13) & 1;
+        let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + even) >> 13;
+        // Added to 0.5, whose last bit is that of the smallest half, the value is rounded as it should be.
+        let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let large = if magnitude > 0x7F80_0000 { 0x7E00 } else { 0x7C00 };
+        let finite = if magnitude < NORMAL { small } else { normal };
+        Half(((if magnitude < OVERFLOW { finite } else { large } | sign) as u16).to_le_bytes())
     }
 }
 
@@ -59,6 +78,7 @@ impl Group {
         }
     }
 
+    #[inline(always)]
     fn simple(codes: [u8; GROUP], offset: i32, d: Half) -> Group {
         Group { codes, offset, scales: [1, 1], dw: d.to_f32(), mw: None }
     }
@@ -191,6 +211,7 @@ pub fn scale_min(scales: &[u8; 12], i: usize) -> (u8, u8) {
 }
 
 /// Codes of 16 bytes: low nibbles first, then high nibbles.
+#[inline(always)]
 fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
     let mut codes = [0; GROUP];
     for i in 0..16 {
@@ -234,10 +255,11 @@ fn k_nibbles(qs: &[u8; 128], i: usize) -> [u8; GROUP] {
 
 impl QuantBlock for BlockQ4_0 {
     const DTYPE: DType = DType::Q4_0;
-    #[inline]
+    #[inline(always)]
     fn codes(&self, _: usize) -> [u8; GROUP] {
         nibbles(&self.qs)
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         Group::simple(self.codes(i), 8, self.d)
     }
@@ -245,10 +267,11 @@ impl QuantBlock for BlockQ4_0 {
 
 impl QuantBlock for BlockQ4_1 {
     const DTYPE: DType = DType::Q4_1;
-    #[inline]
+    #[inline(always)]
     fn codes(&self, _: usize) -> [u8; GROUP] {
         nibbles(&self.qs)
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         Group { mw: Some(self.m.to_f32()), ..Group::simple(self.codes(i), 0, self.d) }
     }
@@ -256,10 +279,11 @@ impl QuantBlock for BlockQ4_1 {
 
 impl QuantBlock for BlockQ5_0 {
     const DTYPE: DType = DType::Q5_0;
-    #[inline]
+    #[inline(always)]
     fn codes(&self, _: usize) -> [u8; GROUP] {
         nibbles_and_bits(&self.qs, self.qh)
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         Group::simple(self.codes(i), 16, self.d)
     }
@@ -267,10 +291,11 @@ impl QuantBlock for BlockQ5_0 {
 
 impl QuantBlock for BlockQ5_1 {
     const DTYPE: DType = DType::Q5_1;
-    #[inline]
+    #[inline(always)]
     fn codes(&self, _: usize) -> [u8; GROUP] {
         nibbles_and_bits(&self.qs, self.qh)
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         Group { mw: Some(self.m.to_f32()), ..Group::simple(self.codes(i), 0, self.d) }
     }
@@ -278,10 +303,16 @@ impl QuantBlock for BlockQ5_1 {
 
 impl QuantBlock for BlockQ8_0 {
     const DTYPE: DType = DType::Q8_0;
-    #[inline]
+    #[inline(always)]
     fn codes(&self, _: usize) -> [u8; GROUP] {
-        self.qs.map(|q| (q as u8) ^ 0x80)
+        // A loop, because mapping an array is not turned into vectors.
+        let mut codes = [0; GROUP];
+        for (code, q) in codes.iter_mut().zip(&self.qs) {
+            *code = (*q as u8) ^ 0x80;
+        }
+        codes
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         Group::simple(self.codes(i), 128, self.d)
     }
@@ -293,6 +324,7 @@ impl QuantBlock for BlockQ4K {
     fn codes(&self, i: usize) -> [u8; GROUP] {
         k_nibbles(&self.qs, i)
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         k_group(self.codes(i), self.d, self.dmin, scale_min(&self.scales, i))
     }
@@ -309,6 +341,7 @@ impl QuantBlock for BlockQ5K {
         }
         codes
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         k_group(self.codes(i), self.d, self.dmin, scale_min(&self.scales, i))
     }
@@ -346,8 +379,33 @@ impl QuantBlock for BlockQ6K {
         }
         codes
     }
+    #[inline(always)]
     fn group(&self, i: usize) -> Group {
         let scales = [self.scales[2 * i], self.scales[2 * i + 1]].map(i32::from);
         Group { codes: self.codes(i), offset: 32, scales, dw: self.d.to_f32(), mw: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_widened_and_rounded_as_the_standard_says() {
+        for bits in 0..=u16::MAX {
+            let half = half::f16::from_bits(bits);
+            let wide = Half(bits.to_le_bytes()).to_f32();
+            assert!(
+                wide.to_bits() == half.to_f32().to_bits() || wide.is_nan() && half.is_nan(),
+                "{bits:04x}"
+            );
+            // All exponents, and every way in which a value lies between two halves.
+            for low in [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x7FFF, 0x8000, 0xFFFF] {
+                let x = f32::from_bits(u32::from(bits) << 16 | low);
+                let (got, want) = (u16::from_le_bytes(Half::from_f32(x).0), half::f16::from_f32(x));
+                let nan = x.is_nan() && half::f16::from_bits(got).is_nan();
+                assert!(nan || got == want.to_bits(), "{:08x}", x.to_bits());
+            }
+        }
     }
 }

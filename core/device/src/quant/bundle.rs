@@ -23,7 +23,7 @@
 //! Rows of other types are as in a file.
 
 use super::blocks::k_group;
-use super::quantize::{fifth_bits, k_fifth_bits, k_nibbles, put_scale_min, six_bits};
+use super::quantize::{fifth_bits, k_fifth_bits, k_nibbles, nibbles, put_scale_min, six_bits};
 use super::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, GROUP, Group, Half,
     QuantBlock, dequantize_row, scale_min,
@@ -115,6 +115,29 @@ impl BundleRow {
     pub fn bytes(&self) -> usize {
         self.group_bytes(self.parts.group_bytes)
     }
+
+    /// Sorts some blocks of a file's row of `dtype` into `out`, the whole row of a bundle. The first of them is block
+    /// `first` of the row.
+    ///
+    /// # Panics
+    /// When the blocks are not whole, or not in the row, or `out` is shorter than the row.
+    #[inline]
+    pub fn sort(&self, dtype: DType, first: usize, blocks: &[u8], out: &mut [u8]) {
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => {}
+            DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {}
+            DType::Q4_0 => split::<BlockQ4_0, 16, 1>(self, first, blocks, out, |b| (&b.qs, [b.d])),
+            DType::Q4_1 => split::<BlockQ4_1, 16, 2>(self, first, blocks, out, |b| (&b.qs, [b.d, b.m])),
+            DType::Q5_0 => sort::<BlockQ5_0>(self, first, blocks, out),
+            DType::Q5_1 => sort::<BlockQ5_1>(self, first, blocks, out),
+            DType::Q8_0 => {
+                split::<BlockQ8_0, 32, 1>(self, first, blocks, out, |b| (bytemuck::cast_ref(&b.qs), [b.d]))
+            }
+            DType::Q4_K => sort::<BlockQ4K>(self, first, blocks, out),
+            DType::Q5_K => sort::<BlockQ5K>(self, first, blocks, out),
+            DType::Q6_K => sort::<BlockQ6K>(self, first, blocks, out),
+        }
+    }
 }
 
 /// Bytes of a row of `cols` elements in a bundle; `None` when it is not whole blocks.
@@ -142,22 +165,9 @@ pub fn bundle_row(dtype: DType, cols: usize, row: &[u8], out: &mut [u8]) {
 pub fn bundle_row_part(dtype: DType, cols: usize, col: usize, piece: &[u8], out: &mut [u8]) {
     assert_eq!(bundle_row_bytes(dtype, cols), Some(out.len()), "a bundle's row of {cols} {dtype}");
     let first = dtype.row_bytes(col).unwrap_or_else(|| panic!("column {col} begins no block of {dtype}"));
-    let Some(to) = BundleRow::new(dtype, cols) else {
-        out[first..first + piece.len()].copy_from_slice(piece);
-        return;
-    };
-    let first = col / dtype.block_elements();
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => {}
-        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {}
-        DType::Q4_0 => split::<BlockQ4_0, 16>(&to, first, piece, out, |block| &block.qs),
-        DType::Q4_1 => split::<BlockQ4_1, 16>(&to, first, piece, out, |block| &block.qs),
-        DType::Q5_0 => sort::<BlockQ5_0>(&to, first, piece, out),
-        DType::Q5_1 => sort::<BlockQ5_1>(&to, first, piece, out),
-        DType::Q8_0 => split::<BlockQ8_0, 32>(&to, first, piece, out, |block| bytemuck::cast_ref(&block.qs)),
-        DType::Q4_K => sort::<BlockQ4K>(&to, first, piece, out),
-        DType::Q5_K => sort::<BlockQ5K>(&to, first, piece, out),
-        DType::Q6_K => sort::<BlockQ6K>(&to, first, piece, out),
+    match BundleRow::new(dtype, cols) {
+        Some(to) => to.sort(dtype, col / dtype.block_elements(), piece, out),
+        None => out[first..first + piece.len()].copy_from_slice(piece),
     }
 }
 
@@ -191,18 +201,18 @@ fn unsort(dtype: DType, from: &BundleRow, row: &[u8], b: usize, block: &mut [u8]
     };
     let mut put = |bytes: &[u8]| block.copy_from_slice(bytes);
     match dtype {
-        DType::Q4_0 => put(bytemuck::bytes_of(&BlockQ4_0 { d: of_group(0), qs: low_bits(&codes(0)) })),
+        DType::Q4_0 => put(bytemuck::bytes_of(&BlockQ4_0 { d: of_group(0), qs: nibbles(&codes(0)) })),
         DType::Q4_1 => {
-            put(bytemuck::bytes_of(&BlockQ4_1 { d: of_group(0), m: of_group(1), qs: low_bits(&codes(0)) }))
+            put(bytemuck::bytes_of(&BlockQ4_1 { d: of_group(0), m: of_group(1), qs: nibbles(&codes(0)) }))
         }
         DType::Q5_0 => {
             let codes = codes(0);
-            let (qh, qs) = (fifth_bits(&codes), low_bits(&codes));
+            let (qh, qs) = (fifth_bits(&codes), nibbles(&codes));
             put(bytemuck::bytes_of(&BlockQ5_0 { d: of_group(0), qh, qs }))
         }
         DType::Q5_1 => {
             let codes = codes(0);
-            let (qh, qs) = (fifth_bits(&codes), low_bits(&codes));
+            let (qh, qs) = (fifth_bits(&codes), nibbles(&codes));
             put(bytemuck::bytes_of(&BlockQ5_1 { d: of_group(0), m: of_group(1), qh, qs }))
         }
         DType::Q8_0 => {
@@ -261,19 +271,7 @@ trait Scales: QuantBlock {
     /// The codes of group `g`, of a type of 4 bits.
     #[inline]
     fn nibbles(&self, g: usize) -> [u8; 16] {
-        low_bits(&self.codes(g))
-    }
-}
-
-impl Scales for BlockQ4_0 {
-    fn halves(&self) -> [Half; 2] {
-        [self.d, self.d]
-    }
-}
-
-impl Scales for BlockQ4_1 {
-    fn halves(&self) -> [Half; 2] {
-        [self.d, self.m]
+        nibbles(&self.codes(g))
     }
 }
 
@@ -286,12 +284,6 @@ impl Scales for BlockQ5_0 {
 impl Scales for BlockQ5_1 {
     fn halves(&self) -> [Half; 2] {
         [self.d, self.m]
-    }
-}
-
-impl Scales for BlockQ8_0 {
-    fn halves(&self) -> [Half; 2] {
-        [self.d, self.d]
     }
 }
 
@@ -324,21 +316,23 @@ impl Scales for BlockQ6K {
 
 /// As [`sort`], of a type whose codes are in a bundle what they are in a file, and whose scales are all f16: at the speed
 /// of memory.
-fn split<B: Scales, const CODES: usize>(
+fn split<B: QuantBlock, const CODES: usize, const HALVES: usize>(
     to: &BundleRow,
     first: usize,
     piece: &[u8],
     out: &mut [u8],
-    codes: impl Fn(&B) -> &[u8; CODES],
+    parts: impl Fn(&B) -> (&[u8; CODES], [Half; HALVES]),
 ) {
     let blocks: &[B] = bytemuck::cast_slice(piece);
-    let (all, halves) = out.split_at_mut(to.group_halves(0));
-    for (out, block) in all.as_chunks_mut::<CODES>().0[first..].iter_mut().zip(blocks) {
-        *out = *codes(block);
+    let (all, halves) = out.split_at_mut(CODES * to.groups);
+    let all = &mut all.as_chunks_mut().0[first..][..blocks.len()];
+    for (out, block) in all.iter_mut().zip(blocks) {
+        *out = *parts(block).0;
     }
-    for (array, halves) in halves.chunks_exact_mut(2 * to.groups).enumerate() {
-        for (out, block) in halves.as_chunks_mut::<2>().0[first..].iter_mut().zip(blocks) {
-            *out = block.halves()[array].0;
+    for array in 0..HALVES {
+        let halves = &mut halves.as_chunks_mut().0[to.groups * array + first..][..blocks.len()];
+        for (out, block) in halves.iter_mut().zip(blocks) {
+            *out = parts(block).1[array].0;
         }
     }
 }
@@ -357,7 +351,7 @@ fn sort<B: Scales>(to: &BundleRow, first: usize, piece: &[u8], out: &mut [u8]) {
                 out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&block.nibbles(i));
             } else {
                 let codes = block.codes(i);
-                out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&low_bits(&codes));
+                out[GROUP / 2 * g..][..GROUP / 2].copy_from_slice(&nibbles(&codes));
                 for plane in 0..parts.planes() {
                     let bits = gather_bits(&codes, 4 + plane as u32);
                     out[to.plane(plane) + 4 * g..][..4].copy_from_slice(&bits);
@@ -371,16 +365,6 @@ fn sort<B: Scales>(to: &BundleRow, first: usize, piece: &[u8], out: &mut [u8]) {
             }
         }
     }
-}
-
-/// The low four bits of each code, by pairs.
-#[inline]
-fn low_bits(codes: &[u8; GROUP]) -> [u8; GROUP / 2] {
-    let mut nibbles = [0; GROUP / 2];
-    for (i, nibble) in nibbles.iter_mut().enumerate() {
-        *nibble = (codes[i] & 15) | (codes[i + 16] << 4);
-    }
-    nibbles
 }
 
 /// Bit `bit` of each code: that of code 4j + i is bit j of byte i.

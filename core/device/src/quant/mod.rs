@@ -63,7 +63,7 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(dtype.row_bytes(out.len()), Some(bytes.len()), "{} {dtype} weights", out.len());
     match dtype {
         DType::F32 => widen(bytes, out, f32::from_le_bytes),
-        DType::F16 => widen(bytes, out, |b| half::f16::from_le_bytes(b).to_f32()),
+        DType::F16 => widen(bytes, out, |b| Half(b).to_f32()),
         DType::BF16 => widen(bytes, out, |b| half::bf16::from_le_bytes(b).to_f32()),
         DType::Q4_0 => dequantize::<BlockQ4_0>(bytes, out),
         DType::Q4_1 => dequantize::<BlockQ4_1>(bytes, out),

@@ -22,7 +22,7 @@ pub fn quantize_row(dtype: DType, x: &[f32], out: &mut [u8]) {
     assert_eq!(dtype.row_bytes(x.len()), Some(out.len()), "{} values as {dtype}", x.len());
     match dtype {
         DType::F32 => narrow(x, out, f32::to_le_bytes),
-        DType::F16 => narrow(x, out, |x| half::f16::from_f32(x).to_le_bytes()),
+        DType::F16 => narrow(x, out, |x| Half::from_f32(x).0),
         DType::BF16 => narrow(x, out, |x| half::bf16::from_f32(x).to_le_bytes()),
         DType::Q4_0 => blocks(x, out, q4_0),
         DType::Q4_1 => blocks(x, out, q4_1),
@@ -54,31 +54,84 @@ fn blocks<B: Pod, const N: usize>(x: &[f32], out: &mut [u8], f: impl Fn(&[f32; N
     }
 }
 
-/// The first value of the largest magnitude, with its sign.
-pub(super) fn extreme(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m })
+/// Lanes of the loops that look for the largest and the smallest: two vectors of the narrowest machine.
+const LANES: usize = 8;
+
+/// Folds values lane by lane, then the lanes: an order that becomes vectors.
+#[inline(always)]
+fn fold(x: &[f32], start: f32, better: impl Fn(f32, f32) -> f32) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [start; LANES];
+    for chunk in chunks {
+        // A new array each time: lanes that are changed in place are taken apart.
+        let mut next = lanes;
+        for i in 0..LANES {
+            next[i] = better(lanes[i], chunk[i]);
+        }
+        lanes = next;
+    }
+    let mut half = [start; LANES / 2];
+    for (i, half) in half.iter_mut().enumerate() {
+        *half = better(lanes[i], lanes[i + LANES / 2]);
+    }
+    let best = better(better(half[0], half[2]), better(half[1], half[3]));
+    rest.iter().fold(best, |best, x| better(best, *x))
 }
 
+// Comparisons that NaN fails, as one instruction each.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
+#[inline(always)]
+fn smaller(a: f32, b: f32) -> f32 {
+    if b < a { b } else { a }
+}
+
+/// The first value of the largest magnitude, with its sign.
+#[inline(always)]
+pub(super) fn extreme(x: &[f32]) -> f32 {
+    let (low, high) = (fold(x, 0.0, smaller), fold(x, 0.0, larger));
+    // Which sign wins is a coin's toss, so that is no branch; that both are equal is rare.
+    if high == -low {
+        return x.iter().copied().find(|x| x.abs() == high && high > 0.0).unwrap_or(0.0);
+    }
+    if high > -low { high } else { low }
+}
+
+#[inline(always)]
 pub(super) fn range(x: &[f32]) -> (f32, f32) {
-    let min = x.iter().copied().fold(f32::INFINITY, f32::min);
-    (min, x.iter().copied().fold(f32::NEG_INFINITY, f32::max))
+    (fold(x, f32::INFINITY, smaller), fold(x, f32::NEG_INFINITY, larger))
 }
 
 pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// Codes `x · id + shift` rounded half up, at most `max`.
+/// Codes `x · id + shift` rounded half up, at most `max`; what is no number is 0.
+#[inline(always)]
 fn codes(x: &[f32; GROUP], min: f32, id: f32, shift: f32, max: u8) -> [u8; GROUP] {
+    // Floats of this size have no fraction, so a sum is rounded to a whole number, and back where that was up.
+    const WHOLE: f32 = 8_388_608.0;
+    let (shift, max) = (shift + 0.5, f32::from(max));
     let mut codes = [0; GROUP];
     for (code, x) in codes.iter_mut().zip(x) {
-        *code = (((x - min) * id + (shift + 0.5)) as u8).min(max);
+        let value = smaller(max, larger(0.0, (x - min) * id + shift));
+        let near = value + WHOLE;
+        *code = (near.to_bits() as i32 - i32::from(near - WHOLE > value)) as u8;
     }
     codes
 }
 
+#[inline(always)]
 pub(super) fn nibbles(codes: &[u8; GROUP]) -> [u8; 16] {
-    std::array::from_fn(|i| (codes[i] & 15) | ((codes[i + 16] & 15) << 4))
+    // A loop, because a function for each element is not turned into vectors.
+    let mut nibbles = [0; 16];
+    for (i, nibble) in nibbles.iter_mut().enumerate() {
+        *nibble = (codes[i] & 15) | (codes[i + 16] << 4);
+    }
+    nibbles
 }
 
 pub(super) fn fifth_bits(codes: &[u8; GROUP]) -> [u8; 4] {
@@ -87,7 +140,8 @@ pub(super) fn fifth_bits(codes: &[u8; GROUP]) -> [u8; 4] {
 }
 
 fn q4_0(x: &[f32; GROUP]) -> BlockQ4_0 {
-    let d = extreme(x) / -8.0;
+    // As a division by -8, and sooner there.
+    let d = extreme(x) * -0.125;
     BlockQ4_0 { d: Half::from_f32(d), qs: nibbles(&codes(x, 0.0, inverse(d), 8.0, 15)) }
 }
 
@@ -99,7 +153,7 @@ fn q4_1(x: &[f32; GROUP]) -> BlockQ4_1 {
 }
 
 fn q5_0(x: &[f32; GROUP]) -> BlockQ5_0 {
-    let d = extreme(x) / -16.0;
+    let d = extreme(x) * -0.0625;
     let codes = codes(x, 0.0, inverse(d), 16.0, 31);
     BlockQ5_0 { d: Half::from_f32(d), qh: fifth_bits(&codes), qs: nibbles(&codes) }
 }
@@ -124,9 +178,7 @@ fn q8_0(x: &[f32; GROUP]) -> BlockQ8_0 {
 
 /// The largest magnitude.
 fn largest(x: &[f32; GROUP]) -> f32 {
-    // Floats that are not negative are ordered as their bits, and a maximum of integers is turned into vectors.
-    let magnitude = |x: &f32| (x.to_bits() & 0x7FFF_FFFF) as i32;
-    f32::from_bits(x.iter().map(magnitude).fold(0, i32::max) as u32)
+    fold(x, 0.0, |largest, x| larger(largest, x.abs()))
 }
 
 /// `x`, at most 127 away from zero, rounded as [`f32::round`] does, ties away from zero; without a call or a checked
@@ -236,6 +288,7 @@ pub(super) fn six_bits(code: impl Fn(usize) -> u8) -> ([u8; 128], [u8; 64]) {
 mod tests {
     use super::*;
     use crate::quant::dequantize_row;
+    use proptest::prelude::*;
 
     fn wave(n: usize) -> Vec<f32> {
         (0..n).map(|i| (i as f32 * 0.37).sin() * (1.0 + (i / 32) as f32 * 0.2) + 0.1).collect()
@@ -253,6 +306,40 @@ mod tests {
             dequantize_row(dtype, &bytes, &mut back);
             let worst = x.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst <= bound * amplitude, "{dtype}: {worst}");
+        }
+    }
+
+    /// The codes as they are defined, one value at a time.
+    fn plain_codes(x: &[f32; GROUP], min: f32, id: f32, shift: f32, max: u8) -> [u8; GROUP] {
+        x.map(|x| (((x - min) * id + (shift + 0.5)) as u8).min(max))
+    }
+
+    /// Whatever floats are finite, and groups in which values come more than once.
+    fn group() -> impl Strategy<Value = [f32; GROUP]> {
+        use proptest::num::f32::{NEGATIVE, NORMAL, POSITIVE, SUBNORMAL, ZERO};
+        let any = proptest::array::uniform32(
+            (POSITIVE | NEGATIVE | NORMAL | SUBNORMAL | ZERO).prop_map(|x| x + 0.0),
+        );
+        let steps = proptest::array::uniform32((-8i8..8).prop_map(|n| f32::from(n) * 0.037));
+        let weights = proptest::array::uniform32(-1.0f32..1.0);
+        prop_oneof![any, steps, weights]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+        #[test]
+        fn groups_are_quantised_as_one_value_at_a_time_would_be(x in group()) {
+            let first = x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m });
+            prop_assert_eq!(extreme(&x).to_bits(), first.to_bits());
+            let largest_of = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+            prop_assert_eq!(largest(&x), largest_of);
+            let (min, max) = range(&x);
+            prop_assert_eq!(min, x.iter().copied().fold(f32::INFINITY, f32::min));
+            prop_assert_eq!(max, x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            for (d, min, shift, most) in [(first / -8.0, 0.0, 8.0, 15), ((max - min) / 31.0, min, 0.0, 31)] {
+                let id = inverse(d);
+                prop_assert_eq!(codes(&x, min, id, shift, most), plain_codes(&x, min, id, shift, most));
+            }
         }
     }
 

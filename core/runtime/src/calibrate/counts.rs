@@ -3,14 +3,19 @@
 //! A neuron counts as active in a batch when any of its tokens fires it. Tokens of one text that are far apart stand in
 //! for the tokens of several sequences.
 
+use neuropil_device::DeviceError;
+
 use crate::predict::{GateObserver, GateSeen, Marks};
 use crate::store::BATCHES;
 
-/// Positions from one token of a batch to the next: a chunk of 512 positions holds a batch of 8.
-const APART: usize = 64;
+use super::memory::{room, zeros};
+use super::shape::LayerShape;
 
-/// Decides whether a gate fires: layer, neuron, gate.
-pub(super) type Fires = dyn Fn(usize, usize, f32) -> bool + Send;
+/// Tokens of the largest batch.
+const LARGEST: usize = BATCHES[BATCHES.len() - 1];
+
+/// Decides whether a gate fires: layer, expert, neuron, gate.
+pub(super) type Fires = dyn Fn(usize, usize, usize, f32) -> bool + Send;
 
 /// What was counted in one layer or expert.
 #[derive(Clone, Debug, Default)]
@@ -40,21 +45,19 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn new(fires: Box<Fires>) -> Counts {
-        Counts { fires, layers: Vec::new(), marks: Marks::default() }
-    }
-
-    fn of(&mut self, layer: usize, expert: usize, neurons: usize) -> &mut LayerCounts {
-        if self.layers.len() <= layer {
-            self.layers.resize_with(layer + 1, Vec::new);
+    pub(super) fn new(fires: Box<Fires>, shapes: &[LayerShape]) -> Result<Counts, DeviceError> {
+        let mut layers = room(shapes.len())?;
+        for shape in shapes {
+            let of = |_| {
+                let mut counts = LayerCounts::default();
+                for fired in &mut counts.fired {
+                    *fired = zeros(shape.neurons)?;
+                }
+                Ok(counts)
+            };
+            layers.push((0..shape.experts).map(of).collect::<Result<Vec<LayerCounts>, DeviceError>>()?);
         }
-        let experts = &mut self.layers[layer];
-        if experts.len() <= expert {
-            experts.resize_with(expert + 1, LayerCounts::default);
-        }
-        let counts = &mut experts[expert];
-        counts.fired.iter_mut().for_each(|fired| fired.resize(neurons, 0));
-        counts
+        Ok(Counts { fires, layers, marks: Marks::default() })
     }
 }
 
@@ -65,16 +68,18 @@ impl GateObserver for Counts {
         marks.reset(tokens, neurons);
         for (token, gate) in seen.gate.chunks_exact(neurons).enumerate().filter(|(t, _)| seen.counted[*t]) {
             for (neuron, gate) in gate.iter().enumerate() {
-                if (self.fires)(seen.layer, neuron, *gate) {
+                if (self.fires)(seen.layer, seen.expert, neuron, *gate) {
                     marks.mark(token, neuron);
                 }
             }
         }
-        let counts = self.of(seen.layer, seen.expert, neurons);
+        let of = self.layers.get_mut(seen.layer).and_then(|experts| experts.get_mut(seen.expert));
+        let Some(counts) = of else { return };
         let counted = |token: usize| seen.counted.get(token).copied().unwrap_or(false);
         for (index, batch) in BATCHES.into_iter().enumerate() {
-            // An expert sees tokens of its own choice, so whatever stands next to another is one of a batch.
-            let apart = if seen.expert_of_many { 1 } else { APART };
+            // The largest batch spans the chunk. An expert sees tokens of its own choice, so whatever stands next to
+            // another is one of a batch.
+            let apart = if seen.expert_of_many { 1 } else { (tokens / LARGEST).max(1) };
             let starts = (0..tokens).filter(|start| batch == 1 || (start / apart) % batch == 0);
             for start in starts {
                 let members = (0..batch).map(|i| start + i * apart);
@@ -104,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_batch_fires_what_any_of_its_tokens_fires() {
-        let mut counts = Counts::new(Box::new(|_, _, gate| gate > 0.0));
+        let shape = LayerShape { neurons: 2, width: 1, experts: 1, numbered: false };
+        let mut counts = Counts::new(Box::new(|_, _, _, gate| gate > 0.0), &[shape]).unwrap();
         // Two neurons; the first fires at token 0, the second at token 64.
         let mut gate = vec![-1.0; 256];
         (gate[0], gate[2 * 64 + 1]) = (1.0, 1.0);
@@ -120,7 +126,7 @@ mod tests {
             counted: &counted,
         });
         let layer = &counts.layers[0][0];
-        assert_eq!((layer.batches, layer.fired[0].clone()), ([128, 64, 0, 0], vec![1, 1]));
+        assert_eq!((layer.batches, layer.fired[0].clone()), ([128, 64, 32, 16], vec![1, 1]));
         assert_eq!(layer.fired[1], [1, 1]);
         assert_eq!(layer.frequency(1, 0), 1.0 / 64.0);
         assert_eq!(layer.adjacent, [0, 1]);

@@ -6,10 +6,14 @@
 use crate::engine::{Engine, EngineError, SessionOptions};
 use crate::model::sampler::log_sum_exp;
 
+use super::memory::room;
 use super::{CalibrateError, CalibrateProgress};
 
 /// Of the second half of a chunk, every so many positions are compared.
 const EVERY: usize = 2;
+
+/// Takes the logits at one position.
+type Take<'a> = dyn FnMut(&[f32]) -> Result<(), EngineError> + Sync + 'a;
 
 /// The dense model's distributions at some positions of some chunks.
 pub(super) struct Reference {
@@ -25,7 +29,10 @@ impl Reference {
         for chunk in chunks {
             each(engine, chunk, &mut |logits| {
                 let sum = log_sum_exp(logits) as f32;
-                rows.push(logits.iter().map(|logit| logit - sum).collect());
+                let mut row = room(logits.len())?;
+                row.extend(logits.iter().map(|logit| logit - sum));
+                rows.push(row);
+                Ok(())
             })?;
         }
         Ok(Reference { chunks: chunks.to_vec(), rows })
@@ -45,11 +52,12 @@ impl Reference {
                 return Err(CalibrateError::Cancelled);
             }
             each(engine, chunk, &mut |logits| {
-                let Some(dense) = rows.next() else { return };
+                let Some(dense) = rows.next() else { return Ok(()) };
                 let total = log_sum_exp(logits) as f32;
                 let terms =
                     dense.iter().zip(logits).map(|(p, logit)| f64::from(p.exp() * (p - (logit - total))));
                 sum += terms.sum::<f64>();
+                Ok(())
             })?;
         }
         let mean = sum / self.rows.len().max(1) as f64;
@@ -58,12 +66,9 @@ impl Reference {
 }
 
 /// Hands over the logits at the positions of a chunk that are compared.
-fn each(engine: &Engine, chunk: &[u32], take: &mut (dyn FnMut(&[f32]) + Sync)) -> Result<(), EngineError> {
+fn each(engine: &Engine, chunk: &[u32], take: &mut Take<'_>) -> Result<(), EngineError> {
     let mut session = engine.session(SessionOptions { sparse_prompt: true, ..SessionOptions::default() })?;
     session.prefill_scored(chunk, chunk.len() / 2, &mut |at, logits| {
-        if at % EVERY == 0 {
-            take(logits);
-        }
-        Ok(())
+        if at % EVERY == 0 { take(logits) } else { Ok(()) }
     })
 }

@@ -1,5 +1,7 @@
 //! Why a calibration did not succeed.
 
+use std::path::PathBuf;
+
 use neuropil_device::DeviceError;
 
 use crate::engine::EngineError;
@@ -32,6 +34,35 @@ pub enum CalibrateError {
         tokens: usize,
         /// Tokens that it takes.
         needed: usize,
+    },
+    /// The model sees too little at once.
+    #[error("the model's context is {context} tokens, and calibration needs one of at least {needed}")]
+    ShortContext {
+        /// Tokens that the model sees.
+        context: usize,
+        /// Tokens that it takes.
+        needed: usize,
+    },
+    /// No matrix of that rank can be of use.
+    #[error("predictors of rank {rank} cannot be fitted; for this model it must be 1 to {most}")]
+    Rank {
+        /// What was asked for.
+        rank: usize,
+        /// The lesser of width and neurons.
+        most: usize,
+    },
+    /// Predictors were asked for, and there is nothing that they could say.
+    #[error(
+        "predictors are for models whose gate can be zero, and this model's never is; leave --predictors out"
+    )]
+    NothingToPredict,
+    /// The file that becomes the result cannot be made.
+    #[error("{}: cannot be made: {source}", file.display())]
+    Stage {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
     },
     /// No token of the text went to an expert.
     #[error(

@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
-use neuropil_device::{Buffer, DType, Device, DeviceError, MatmulJob, Matrix, Product, WeightSource, quant};
+use neuropil_device::{Buffer, DType, Device, MatmulJob, Matrix, Product, WeightSource, quant};
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::store::Layout;
 use crate::submit::Jobs;
 
 use super::CalibrateError;
+use super::memory::zeros;
 
 /// Rows of the result that are computed at a time.
 const ROWS: usize = 256;
@@ -63,7 +64,7 @@ impl UpDown {
         let up = transposed(&self.up, neurons, width)?;
         self.up = Vec::new();
         let mut jobs = Jobs::default();
-        let mut fold = zeros(width * width)?;
+        let mut fold = zeros::<f32>(width * width)?;
         let (x, y) = (Buffer::host(4 * ROWS * neurons)?, Buffer::host(4 * ROWS * width)?);
         for (columns, start) in up.chunks(ROWS * neurons).zip((0..width).step_by(ROWS)) {
             let count = columns.len() / neurons;
@@ -100,9 +101,9 @@ pub(super) fn rows(
         Row::Down => (layout.down_type, layout.down_at),
     };
     let bytes = quant::bundle_row_bytes(dtype, layout.width).unwrap_or(0);
-    let mut values = zeros(layout.neurons * layout.width)?;
+    let mut values = zeros::<f32>(layout.neurons * layout.width)?;
     let per_read = (CHUNK / layout.stride).clamp(1, layout.neurons.max(1));
-    let mut chunk = vec![0; per_read * layout.stride];
+    let mut chunk = zeros::<u8>(per_read * layout.stride)?;
     for (start, values) in
         (0..layout.neurons).step_by(per_read).zip(values.chunks_mut(per_read * layout.width))
     {
@@ -115,18 +116,10 @@ pub(super) fn rows(
     Ok(values)
 }
 
-fn zeros(len: usize) -> Result<Vec<f32>, CalibrateError> {
-    let mut values = Vec::new();
-    let refused = |_| DeviceError::OutOfMemory { device: "host".into(), bytes: len.saturating_mul(4) };
-    values.try_reserve_exact(len).map_err(refused)?;
-    values.resize(len, 0.0);
-    Ok(values)
-}
-
 /// `[rows, cols]` as `[cols, rows]`, in tiles that fit a cache.
 fn transposed(from: &[f32], rows: usize, cols: usize) -> Result<Vec<f32>, CalibrateError> {
     const TILE: usize = 32;
-    let mut to = zeros(from.len())?;
+    let mut to = zeros::<f32>(from.len())?;
     for top in (0..rows).step_by(TILE) {
         for left in (0..cols).step_by(TILE) {
             for row in top..rows.min(top + TILE) {

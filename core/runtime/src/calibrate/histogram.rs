@@ -4,6 +4,10 @@
 //! up to 0.36 and grow by a constant factor beyond. A count takes two bytes: a model of 7B parameters has half a million
 //! neurons.
 
+use neuropil_device::DeviceError;
+
+use super::memory::zeros;
+
 /// Where the bins begin; SiLU's least value is -0.2785.
 const LOW: f32 = -0.28;
 /// Width of the even bins.
@@ -41,9 +45,12 @@ pub(super) struct Histogram {
     counts: Vec<u16>,
 }
 
+/// Most tokens that a histogram counts.
+pub(super) const MOST: usize = u16::MAX as usize;
+
 impl Histogram {
-    pub(super) fn new(neurons: usize) -> Histogram {
-        Histogram { counts: vec![0; neurons * BINS] }
+    pub(super) fn new(neurons: usize) -> Result<Histogram, DeviceError> {
+        Ok(Histogram { counts: zeros(neurons.saturating_mul(BINS))? })
     }
 
     pub(super) fn neurons(&self) -> usize {
@@ -60,7 +67,7 @@ impl Histogram {
 
     /// The counts of a neuron with the values that they stand for.
     pub(super) fn of(&self, neuron: usize) -> impl Iterator<Item = (f32, f64)> + Clone {
-        let counts = &self.counts[neuron * BINS..][..BINS];
+        let counts = self.counts.get(neuron * BINS..(neuron + 1) * BINS).unwrap_or_default();
         counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(bin, n)| (value(bin), f64::from(*n)))
     }
 }

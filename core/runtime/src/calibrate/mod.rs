@@ -13,39 +13,33 @@ mod error;
 mod fold;
 mod gates;
 mod histogram;
+mod memory;
 mod predictor;
+mod relu;
 mod samples;
+mod shape;
+mod smooth;
+mod staging;
 mod text;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use neuropil_device::{Activation, DType, quant};
+use neuropil_device::DType;
 
 use crate::engine::{Engine, EngineError, SessionOptions};
 use crate::gguf::{Array, Gguf, NewTensor, Value, tensor_id};
 use crate::predict::{GateObserver, Prediction, SharedObserver};
-use crate::store::{Additions, BATCHES, ConvertOptions, Layout, Store, convert};
+use crate::store::{Additions, BATCHES, ConvertOptions, Store, convert};
 
-use allocate::{PROBE, mean, shares, shares_of_mean};
-use centre::Centres;
-use counts::{Counts, LayerCounts};
-use divergence::Reference;
-use fold::{Row, UpDown, rows};
-use gates::Gates;
-use predictor::Fit;
-use samples::Samples;
+use counts::LayerCounts;
+use memory::room;
+use shape::LayerShape;
+use staging::Interim;
 use text::Text;
 
 pub use error::CalibrateError;
 pub use predictor::Quality;
-
-/// Chunks on which each layer is measured.
-const PROBE_CHUNKS: usize = 1;
-/// Memory for samples of all layers.
-const SAMPLE_BYTES: usize = 1 << 30;
-/// The least that a layer is taken to cost, as a share of the mean.
-const LEAST_COST: f64 = 0.1;
 
 /// How far thresholds may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +50,15 @@ pub enum Target {
     Sparsity(f64),
 }
 
+/// The rank of predictors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rank {
+    /// A quarter of the model's width.
+    Auto,
+    /// This one.
+    Of(usize),
+}
+
 /// How a calibration is done.
 #[derive(Clone, Copy, Debug)]
 pub struct CalibrateOptions {
@@ -64,7 +67,7 @@ pub struct CalibrateOptions {
     /// Most chunks of 512 tokens to use of the text.
     pub chunks: usize,
     /// For a model of the ReLU family: also fit predictors of this rank.
-    pub rank: Option<usize>,
+    pub rank: Option<Rank>,
     /// Where random starts come from.
     pub seed: u64,
 }
@@ -85,6 +88,8 @@ pub struct CalibrateReport {
     pub before: f64,
     /// The same with what was found.
     pub after: f64,
+    /// How the result's neurons are chosen when nobody says how.
+    pub prediction: Prediction,
     /// Share of neurons that fire, layer by layer, on the text that was learned from.
     pub active: Vec<f64>,
     /// Of the neurons that fire for a token, the share that fired for the token before, layer by layer.
@@ -120,10 +125,10 @@ pub type CalibrateProgress<'a> = dyn FnMut(&str, u64, u64) -> bool + 'a;
 pub type Open<'a> = dyn Fn(&Path, Prediction) -> Result<Engine, EngineError> + 'a;
 
 /// Calibrates a model on a text and writes the result, a neuron store, to `out`. `model` is a store, which may be `out`
-/// itself, or any file that [`convert`] takes.
+/// itself, or anything else that [`convert`] takes.
 ///
 /// # Errors
-/// [`CalibrateError`]; then `out` is as it was.
+/// [`CalibrateError`]; then `out` is as it was, and nothing lies beside it.
 pub fn calibrate(
     model: &Path,
     out: &Path,
@@ -133,134 +138,54 @@ pub fn calibrate(
     progress: &mut CalibrateProgress<'_>,
 ) -> Result<CalibrateReport, CalibrateError> {
     let converted;
-    let store = if Store::is_store(&Gguf::open_header(model)?) {
+    // What cannot be read as a file of this kind is for the conversion to take or to refuse.
+    let store = if Gguf::open_header(model).is_ok_and(|gguf| Store::is_store(&gguf)) {
         model
     } else {
-        converted = Staged(staged_path(out, "converted"));
-        convert(model, &converted.0, &ConvertOptions::default(), &mut |done, total| {
+        converted = Interim::beside(out)?;
+        convert(model, converted.path(), &ConvertOptions::default(), &mut |done, total| {
             progress("converting", done, total)
         })?;
-        &converted.0
+        converted.path()
     };
     let engine = open(store, Prediction::Gate)?;
-    let activation = engine.spec().activation;
+    let relu = engine.spec().activation.is_off(-1.0);
+    if options.rank.is_some() && !relu {
+        return Err(CalibrateError::NothingToPredict);
+    }
+    let shapes = LayerShape::all(&Store::read(engine.gguf())?);
     let text = Text::new(&engine, text, options.chunks)?;
     let before = loss(&engine, &text.check, "measuring the dense model", progress)?;
-    let mut run = Run { text, options: *options, before, activation, open, progress };
-    if activation.is_off(-1.0) { run.relu(engine, store, out) } else { run.smooth(engine, store, out) }
+    let tried = loss(&engine, &text.tries, "measuring the dense model", progress)?;
+    let run = Run { text, shapes, options: *options, before, tried, open, progress };
+    if relu { run.relu(engine, store, out) } else { run.smooth(engine, store, out) }
 }
 
 /// One calibration under way.
 struct Run<'a, 'b> {
     text: Text,
+    shapes: Vec<LayerShape>,
     options: CalibrateOptions,
     /// Loss per token of the held-out chunks, all neurons computed.
     before: f64,
-    activation: Activation,
+    /// The same of the chunks that choices are tried on.
+    tried: f64,
     open: &'a Open<'a>,
     progress: &'a mut CalibrateProgress<'b>,
 }
 
 impl Run<'_, '_> {
-    /// A model whose gate switches neurons off: its neurons are counted, and predictors of the gate are fitted.
-    fn relu(&mut self, engine: Engine, store: &Path, out: &Path) -> Result<CalibrateReport, CalibrateError> {
-        let activation = self.activation;
-        let parts: usize = Store::read(engine.gguf())?.layers.iter().map(|layer| layer.bundles.len()).sum();
-        let fires = Box::new(move |_: usize, _: usize, gate: f32| !activation.is_off(gate));
-        let both = (Counts::new(fires), Samples::new(SAMPLE_BYTES, parts));
-        let (counts, samples) = self.watch(&engine, both, "counting what fires")?;
-        let mut additions = Additions::default();
-        let predictors = self.predictors(&engine, &samples, &mut additions)?;
-        drop((engine, samples));
-        let counts = counts.layers;
-        self.finish(&counts, &mut additions);
-        self.write(store, out, additions)?;
-        Ok(CalibrateReport { predictors, ..self.report(&counts, self.before) })
+    /// How much the loss per token may rise, in nats.
+    fn limit(&self) -> f64 {
+        match self.options.target {
+            Target::Sparsity(_) => f64::INFINITY,
+            Target::Loss(target) => target.ln_1p(),
+        }
     }
 
-    /// Fits predictors of all layers to the samples and puts them among what is to be written.
-    fn predictors(
-        &mut self,
-        engine: &Engine,
-        samples: &Samples,
-        additions: &mut Additions,
-    ) -> Result<Vec<PredictorReport>, CalibrateError> {
-        let store = Store::read(engine.gguf())?;
-        let device = engine.devices().first().ok_or(EngineError::NoDevice)?;
-        let (mut four_bits, mut low_rank) = (Summary::default(), Summary::default());
-        let total = store.layers.len() as u64;
-        for (layer, of) in store.layers.iter().enumerate() {
-            if !(self.progress)("fitting predictors", layer as u64, total) {
-                return Err(CalibrateError::Cancelled);
-            }
-            let Layout { width, neurons, .. } = of.layout;
-            for (expert, bundles) in of.bundles.iter().enumerate() {
-                let Some(samples) = samples.layers.get(layer).and_then(|experts| experts.get(expert)) else {
-                    return Err(CalibrateError::Unseen { layer, expert });
-                };
-                let gate = rows(engine.gguf(), bundles, &of.layout, Row::Gate)?;
-                let fit = Fit { device, activation: self.activation, width, neurons, gate: &gate, samples };
-                four_bits.add(layer, (neurons * width * 9 / 16) as u64, fit.four_bits(&RECALLS)?);
-                let Some(rank) = self.options.rank else { continue };
-                let seed = self.options.seed ^ (layer as u64) << 16 ^ expert as u64;
-                let (factors, quality) = fit.low_rank(rank, seed, &RECALLS)?;
-                low_rank.add(layer, factors.iter().map(|factor| factor.bytes.len() as u64).sum(), quality);
-                let which = if of.bundles.len() > 1 { format!(".{expert}") } else { String::new() };
-                for (name, factor) in ["fc1", "fc2"].into_iter().zip(factors) {
-                    let dims = vec![factor.cols as u64, factor.rows as u64];
-                    let name = format!("blk.{layer}.{name}{which}.weight");
-                    additions
-                        .tensors
-                        .push((NewTensor::new(name, tensor_id(factor.dtype), dims), factor.bytes));
-                }
-            }
-        }
-        let cuts = |summary: &Summary, recall: usize| floats(&summary.cuts(recall));
-        additions.pairs.set("neuropil.gate4_threshold", cuts(&four_bits, 2));
-        additions.pairs.set("neuropil.gate4_active", floats(&four_bits.evaluated(2)));
-        let mut reports = vec![four_bits.report("gate in 4 bits".into())];
-        if let Some(rank) = self.options.rank {
-            additions.pairs.set("neuropil.predictor.input", "normed");
-            additions.pairs.set("neuropil.predictor.activation", "linear");
-            additions.pairs.set("neuropil.predictor.threshold", cuts(&low_rank, 1));
-            additions.pairs.set("neuropil.predictor.active", floats(&low_rank.evaluated(1)));
-            reports.push(low_rank.report(format!("rank {rank}")));
-        }
-        Ok(reports)
-    }
-
-    /// A model whose gate never is zero: constants, then cuts, then counts.
-    fn smooth(
-        &mut self,
-        engine: Engine,
-        store: &Path,
-        out: &Path,
-    ) -> Result<CalibrateReport, CalibrateError> {
-        let gates = self.watch(&engine, Gates::new(self.activation), "reading the gates")?.layers;
-        let (additions, centres) = self.constants(&engine, gates)?;
-        drop(engine);
-        let staged = Staged(staged_path(out, "calibrating"));
-        self.write(store, &staged.0, additions)?;
-        let engine = (self.open)(&staged.0, Prediction::Threshold)?;
-        let costs = self.probe(&engine, &centres)?;
-        let shares = self.choose(&engine, &centres, &costs)?;
-        let cuts: Vec<f32> = centres.iter().zip(&shares).map(|(layer, share)| cut(layer, *share)).collect();
-        set(&engine, &cuts);
-        let after = loss(&engine, &self.text.check, "measuring the result", self.progress)?;
-        let fires = {
-            let (cuts, activation) = (cuts.clone(), self.activation);
-            let center: Vec<Vec<f32>> = centres.iter().map(|layer| layer.center.clone()).collect();
-            move |layer: usize, neuron: usize, gate: f32| {
-                (activation.gate(gate) - center[layer][neuron]).abs() > cuts[layer]
-            }
-        };
-        let counts = self.count(&engine, Box::new(fires))?;
-        drop(engine);
-        let mut additions = Additions::default();
-        additions.pairs.set("neuropil.ffn_threshold", floats(&cuts));
-        self.finish(&counts, &mut additions);
-        self.write(&staged.0, out, additions)?;
-        Ok(CalibrateReport { thresholds: Some(cuts), cost: Some(costs), ..self.report(&counts, after) })
+    /// Tokens that are learned from.
+    fn learned(&self) -> usize {
+        self.text.learn.iter().map(Vec::len).sum()
     }
 
     /// Runs the chunks to learn from past an observer.
@@ -289,122 +214,27 @@ impl Run<'_, '_> {
         Ok(observer.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn count(
-        &mut self,
-        engine: &Engine,
-        fires: Box<counts::Fires>,
-    ) -> Result<Vec<Vec<LayerCounts>>, CalibrateError> {
-        Ok(self.watch(engine, Counts::new(fires), "counting what fires")?.layers)
-    }
-
-    /// The constants of all layers, and what of them goes into the store.
-    fn constants(
-        &mut self,
-        engine: &Engine,
-        gates: Vec<Vec<histogram::Histogram>>,
-    ) -> Result<(Additions, Vec<Centres>), CalibrateError> {
-        let gguf = engine.gguf();
-        let store = Store::read(gguf)?;
-        let device = engine.devices().first().ok_or(EngineError::NoDevice)?.clone();
-        let mut additions = Additions::default();
-        let mut all = Vec::new();
-        let total = store.layers.len() as u64;
-        for (layer, of) in store.layers.iter().enumerate() {
-            if !(self.progress)("folding the constants", layer as u64, total) {
-                return Err(CalibrateError::Cancelled);
-            }
-            let rows = UpDown::read(gguf, &of.bundles[0], of.layout)?;
-            let Some(histogram) = gates.get(layer).and_then(|experts| experts.first()) else {
-                return Err(CalibrateError::NotANumber);
-            };
-            let centres = Centres::new(histogram, &rows.weight());
-            let width = of.layout.width;
-            let fold = rows.fold(&device, &centres.center)?;
-            if fold.iter().any(|value| !value.is_finite()) {
-                return Err(CalibrateError::NotANumber);
-            }
-            let dtype = if width.is_multiple_of(32) { DType::Q8_0 } else { DType::F16 };
-            let bytes = quantized(dtype, width, &fold);
-            let name = format!("blk.{layer}.ffn_fold.weight");
-            let dims = vec![width as u64, width as u64];
-            additions.tensors.push((NewTensor::new(name, tensor_id(dtype), dims), bytes));
-            let dims = vec![of.layout.neurons as u64];
-            let center = bytemuck::cast_slice(&centres.center).to_vec();
-            let name = format!("blk.{layer}.ffn_center");
-            additions.tensors.push((NewTensor::new(name, tensor_id(DType::F32), dims), center));
-            all.push(centres);
-        }
-        additions.pairs.set("neuropil.ffn_threshold", floats(&vec![0.0; all.len()]));
-        Ok((additions, all))
-    }
-
-    /// What it costs to leave out the probe's share of each layer.
-    fn probe(&mut self, engine: &Engine, centres: &[Centres]) -> Result<Vec<f64>, CalibrateError> {
-        set(engine, &vec![-1.0; centres.len()]);
-        let probe = self.text.check.len().min(PROBE_CHUNKS);
-        let reference = Reference::new(engine, &self.text.check[..probe])?;
-        let mut costs = Vec::new();
-        for (layer, of) in centres.iter().enumerate() {
-            engine.thresholds().set(layer, of.cut(PROBE));
-            let what = format!("measuring layer {} of {}", layer + 1, centres.len());
-            costs.push(reference.divergence(engine, &what, self.progress)?.max(0.0));
-            engine.thresholds().set(layer, -1.0);
-        }
-        // A layer that seems to cost nothing is only measured badly.
-        let typical = costs.iter().sum::<f64>() / costs.len().max(1) as f64;
-        costs.iter_mut().for_each(|cost| *cost = cost.max(LEAST_COST * typical).max(1e-9));
-        Ok(costs)
-    }
-
-    /// The share of neurons to leave out in each layer.
-    fn choose(
-        &mut self,
-        engine: &Engine,
-        centres: &[Centres],
-        costs: &[f64],
-    ) -> Result<Vec<f64>, CalibrateError> {
-        let target = match self.options.target {
-            Target::Sparsity(share) => return Ok(shares_of_mean(centres, costs, share)),
-            Target::Loss(target) => target.ln_1p(),
-        };
-        // Losses of layers add up roughly; the sum is measured, and the price moved until it fits.
-        let (mut best, mut low, mut high) = (vec![0.0; centres.len()], 1e-6f64, 10.0f64);
-        for _ in 0..8 {
-            let price = (low * high).sqrt();
-            let shares = shares(centres, costs, price);
-            let cuts: Vec<f32> =
-                centres.iter().zip(&shares).map(|(layer, share)| cut(layer, *share)).collect();
-            set(engine, &cuts);
-            let what = format!("trying to leave out {:.0} %", 100.0 * mean(&shares));
-            if loss(engine, &self.text.check, &what, self.progress)? - self.before <= target {
-                (best, low) = (shares, price);
-            } else {
-                high = price;
-            }
-        }
-        Ok(best)
-    }
-
     /// Puts the counts among what is to be written.
-    fn finish(&self, counts: &[Vec<LayerCounts>], additions: &mut Additions) {
-        for (layer, experts) in counts.iter().enumerate() {
-            let neurons = experts.first().map_or(0, |counts| counts.fired[0].len());
-            let mut values = Vec::with_capacity(experts.len() * neurons * BATCHES.len());
+    fn finish(&self, counts: &[Vec<LayerCounts>], additions: &mut Additions) -> Result<(), CalibrateError> {
+        for (layer, (experts, shape)) in counts.iter().zip(&self.shapes).enumerate() {
+            let mut bytes = room(4 * shape.neurons * BATCHES.len() * experts.len())?;
             for counts in experts {
                 for batch in 0..BATCHES.len() {
-                    values.extend((0..neurons).map(|neuron| counts.frequency(batch, neuron)));
+                    for neuron in 0..shape.neurons {
+                        bytes.extend_from_slice(&counts.frequency(batch, neuron).to_le_bytes());
+                    }
                 }
             }
-            let mut dims = vec![neurons as u64, BATCHES.len() as u64];
-            if experts.len() > 1 {
-                dims.push(experts.len() as u64);
+            let mut dims = vec![shape.neurons as u64, BATCHES.len() as u64];
+            if shape.numbered {
+                dims.push(shape.experts as u64);
             }
             let tensor = NewTensor::new(format!("blk.{layer}.ffn_count"), tensor_id(DType::F32), dims);
-            additions.tensors.push((tensor, bytemuck::cast_slice(&values).to_vec()));
+            additions.tensors.push((tensor, bytes));
         }
-        additions
-            .pairs
-            .set("neuropil.ffn_overlap", floats(&overlap(counts).map(|x| x as f32).collect::<Vec<_>>()));
+        let overlaps: Vec<f32> = overlap(counts).map(|share| share as f32).collect();
+        additions.pairs.set("neuropil.ffn_overlap", floats(&overlaps));
+        Ok(())
     }
 
     fn write(&mut self, from: &Path, to: &Path, additions: Additions) -> Result<(), CalibrateError> {
@@ -414,12 +244,12 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    fn report(&self, counts: &[Vec<LayerCounts>], after: f64) -> CalibrateReport {
-        let tokens = |chunks: &[Vec<u32>]| chunks.iter().map(Vec::len).sum();
+    fn report(&self, counts: &[Vec<LayerCounts>], prediction: Prediction, after: f64) -> CalibrateReport {
         CalibrateReport {
-            tokens: [tokens(&self.text.learn), tokens(&self.text.check)],
+            tokens: [self.learned(), self.text.check.iter().map(Vec::len).sum()],
             before: self.before.exp(),
             after: after.exp(),
+            prediction,
             active: counts.iter().map(|experts| active(experts)).collect(),
             overlap: overlap(counts).collect(),
             thresholds: None,
@@ -429,50 +259,14 @@ impl Run<'_, '_> {
     }
 }
 
-/// What predictors are worth, layer by layer, experts after each other.
-#[derive(Default)]
-struct Summary {
-    bytes: u64,
-    qualities: Vec<(usize, Vec<Quality>)>,
-}
-
-impl Summary {
-    fn add(&mut self, layer: usize, bytes: u64, qualities: Vec<Quality>) {
-        self.bytes += bytes;
-        self.qualities.push((layer, qualities));
+/// Refuses a text of which an expert saw nothing. `tokens` of what was collected by layer and expert.
+fn all_seen<T>(layers: &[Vec<T>], tokens: impl Fn(&T) -> bool) -> Result<(), CalibrateError> {
+    for (layer, experts) in layers.iter().enumerate() {
+        if let Some(expert) = experts.iter().position(|expert| !tokens(expert)) {
+            return Err(CalibrateError::Unseen { layer, expert });
+        }
     }
-
-    /// The mean of a figure over a layer's experts, layer by layer.
-    fn per_layer(&self, of: impl Fn(&Quality) -> f64, recall: usize) -> Vec<f32> {
-        let same = |a: &(usize, Vec<Quality>), b: &(usize, Vec<Quality>)| a.0 == b.0;
-        let mean_of = |experts: &[(usize, Vec<Quality>)]| {
-            let sum: f64 = experts.iter().filter_map(|(_, all)| all.get(recall)).map(&of).sum();
-            (sum / experts.len().max(1) as f64) as f32
-        };
-        self.qualities.chunk_by(same).map(mean_of).collect()
-    }
-
-    fn cuts(&self, recall: usize) -> Vec<f32> {
-        self.per_layer(|quality| f64::from(quality.threshold), recall)
-    }
-
-    fn evaluated(&self, recall: usize) -> Vec<f32> {
-        self.per_layer(|quality| quality.evaluated, recall)
-    }
-
-    fn report(&self, name: String) -> PredictorReport {
-        let mean = |of: fn(&Quality) -> f64, recall: usize| {
-            let all = self.qualities.iter().filter_map(|(_, all)| all.get(recall));
-            all.map(of).sum::<f64>() / self.qualities.len().max(1) as f64
-        };
-        let quality = |recall: usize| Quality {
-            threshold: mean(|q| f64::from(q.threshold), recall) as f32,
-            recall: mean(|q| q.recall, recall),
-            evaluated: mean(|q| q.evaluated, recall),
-            precision: mean(|q| q.precision, recall),
-        };
-        PredictorReport { name, bytes: self.bytes, quality: (0..RECALLS.len()).map(quality).collect() }
-    }
+    Ok(())
 }
 
 /// The mean loss per scored token of some chunks.
@@ -495,15 +289,6 @@ fn loss(
     if loss.is_finite() { Ok(loss) } else { Err(CalibrateError::NotANumber) }
 }
 
-fn set(engine: &Engine, cuts: &[f32]) {
-    cuts.iter().enumerate().for_each(|(layer, cut)| engine.thresholds().set(layer, *cut));
-}
-
-/// The cut that leaves out a share; no share leaves out nothing, not even what equals its constant.
-fn cut(layer: &Centres, share: f64) -> f32 {
-    if share > 0.0 { layer.cut(share) } else { -1.0 }
-}
-
 fn active(experts: &[LayerCounts]) -> f64 {
     let fired: u64 = experts.iter().flat_map(|counts| &counts.fired[0]).map(|n| u64::from(*n)).sum();
     let looked: u64 = experts.iter().map(|counts| counts.batches[0] * counts.fired[0].len() as u64).sum();
@@ -519,28 +304,4 @@ fn overlap(counts: &[Vec<LayerCounts>]) -> impl Iterator<Item = f64> {
 
 fn floats(values: &[f32]) -> Value {
     Value::Array(Array::F32(values.into()))
-}
-
-fn quantized(dtype: DType, width: usize, rows: &[f32]) -> Vec<u8> {
-    let row_bytes = dtype.row_bytes(width).unwrap_or(0);
-    let mut bytes = vec![0; row_bytes * (rows.len() / width.max(1))];
-    let pairs = rows.chunks_exact(width.max(1)).zip(bytes.chunks_exact_mut(row_bytes.max(1)));
-    pairs.for_each(|(row, out)| quant::quantize_row(dtype, row, out));
-    bytes
-}
-
-/// A store on the way to the result; it goes when the calibration does.
-struct Staged(PathBuf);
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        // It is no harm if it stays: the next calibration writes it anew.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn staged_path(out: &Path, stage: &str) -> PathBuf {
-    let mut name = out.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{stage}"));
-    out.with_file_name(name)
 }

@@ -7,12 +7,13 @@
 use std::sync::Arc;
 
 use neuropil_device::{
-    Activation, Buffer, DType, Device, MatmulJob, Matrix, PreparedWeight, Product, WeightSource,
+    Activation, Buffer, DType, Device, MatmulJob, Matrix, PreparedWeight, Product, WeightSource, quant,
 };
 
 use crate::submit::Jobs;
 
 use super::CalibrateError;
+use super::memory::{reserve, zeros};
 use super::samples::LayerSamples;
 
 /// Multiplications with GᵀG.
@@ -54,9 +55,9 @@ pub(super) struct Stored {
 
 impl Stored {
     /// Quantises rows of `cols` values: to 4 bits where they are whole blocks.
-    pub(super) fn four_bits(rows: &[f32], cols: usize) -> Stored {
+    pub(super) fn four_bits(rows: &[f32], cols: usize) -> Result<Stored, CalibrateError> {
         let dtype = if cols.is_multiple_of(32) { DType::Q4_0 } else { DType::F16 };
-        Stored { dtype, rows: rows.len() / cols.max(1), cols, bytes: super::quantized(dtype, cols, rows) }
+        Ok(Stored { dtype, rows: rows.len() / cols.max(1), cols, bytes: quantized(dtype, cols, rows)? })
     }
 
     fn prepare(&self, device: &dyn Device) -> Result<PreparedWeight, CalibrateError> {
@@ -67,30 +68,31 @@ impl Stored {
 }
 
 impl Fit<'_> {
-    /// The gate in 4 bits at these recalls.
-    pub(super) fn four_bits(&self, recalls: &[f64]) -> Result<Vec<Quality>, CalibrateError> {
-        let gate = Stored::four_bits(self.gate, self.width).prepare(&**self.device)?;
-        let judges = self.judges();
+    /// Judges the gate in 4 bits.
+    pub(super) fn four_bits(&self, judged: &mut Judged) -> Result<(), CalibrateError> {
+        let gate = Stored::four_bits(self.gate, self.width)?.prepare(&**self.device)?;
+        let judges = self.judges()?;
         let scores = self.multiply(&gate, &judges.0, self.neurons)?;
-        Ok(self.qualities(&scores, &judges.1, recalls))
+        judged.add(self.activation, &scores, &judges.1)
     }
 
-    /// Factors of rank `rank`, and what they are worth at these recalls.
+    /// Factors of rank `rank`, judged.
     pub(super) fn low_rank(
         &self,
         rank: usize,
         seed: u64,
-        recalls: &[f64],
-    ) -> Result<([Stored; 2], Vec<Quality>), CalibrateError> {
+        judged: &mut Judged,
+    ) -> Result<[Stored; 2], CalibrateError> {
         let neurons = self.neurons;
-        let gates = self.samples.gates();
+        let gates = self.samples.gates()?;
         let fitted: Vec<&[f32]> =
             rows(&gates, neurons).filter(|(t, _)| t % JUDGES != 0).map(|(_, g)| g).collect();
         // The basis lies as `rank` rows of `neurons`.
-        let mut basis = random(rank * neurons, seed);
+        let mut basis = zeros(rank * neurons)?;
+        random(&mut basis, seed);
         orthonormal(&mut basis, neurons);
         for _ in 0..POWERS {
-            let mut next = vec![0.0; rank * neurons];
+            let mut next = zeros(rank * neurons)?;
             for gate in &fitted {
                 for (v, next) in basis.chunks_exact(neurons).zip(next.chunks_exact_mut(neurons)) {
                     let along = dot(v, gate);
@@ -100,31 +102,35 @@ impl Fit<'_> {
             basis = next;
             orthonormal(&mut basis, neurons);
         }
-        let mut first = vec![0.0; rank * self.width];
+        let mut first = zeros::<f32>(rank * self.width)?;
         for (v, row) in basis.chunks_exact(neurons).zip(first.chunks_exact_mut(self.width)) {
             for (v, gate) in v.iter().zip(self.gate.chunks_exact(self.width)) {
                 row.iter_mut().zip(gate).for_each(|(r, g)| *r += v * g);
             }
         }
-        let mut second = vec![0.0; rank * neurons];
+        let mut second = zeros::<f32>(rank * neurons)?;
         for (r, v) in basis.chunks_exact(neurons).enumerate() {
             v.iter().enumerate().for_each(|(n, v)| second[n * rank + r] = *v);
         }
-        let factors = [Stored::four_bits(&first, self.width), Stored::four_bits(&second, rank)];
-        let judges = self.judges();
+        let factors = [Stored::four_bits(&first, self.width)?, Stored::four_bits(&second, rank)?];
+        let judges = self.judges()?;
         let hidden = self.multiply(&factors[0].prepare(&**self.device)?, &judges.0, rank)?;
         let scores = self.multiply(&factors[1].prepare(&**self.device)?, &hidden, neurons)?;
-        let qualities = self.qualities(&scores, &judges.1, recalls);
-        Ok((factors, qualities))
+        judged.add(self.activation, &scores, &judges.1)?;
+        Ok(factors)
     }
 
     /// Inputs and gates of the samples that judge.
-    fn judges(&self) -> (Vec<f32>, Vec<f32>) {
-        let (inputs, gates) = (self.samples.inputs(), self.samples.gates());
-        let of = |values: &[f32], len: usize| {
-            rows(values, len).filter(|(t, _)| t % JUDGES == 0).flat_map(|(_, row)| row.to_vec()).collect()
+    fn judges(&self) -> Result<(Vec<f32>, Vec<f32>), CalibrateError> {
+        let of = |values: Vec<f32>, len: usize| {
+            let mut judges = Vec::new();
+            for (_, row) in rows(&values, len).filter(|(t, _)| t % JUDGES == 0) {
+                reserve(&mut judges, len)?;
+                judges.extend_from_slice(row);
+            }
+            Ok::<Vec<f32>, CalibrateError>(judges)
         };
-        (of(&inputs, self.width), of(&gates, self.neurons))
+        Ok((of(self.samples.inputs()?, self.width)?, of(self.samples.gates()?, self.neurons)?))
     }
 
     fn multiply(&self, weight: &PreparedWeight, x: &[f32], rows: usize) -> Result<Vec<f32>, CalibrateError> {
@@ -135,30 +141,58 @@ impl Fit<'_> {
         let product = Product { weight: weight.clone(), y: y.write()?, accumulate: false };
         Jobs::default().matmul(&**self.device, MatmulJob::new(tokens, input.read()?).with(product))?;
         let y = y.read()?;
-        Ok(y.slice::<f32>()[..tokens * rows].to_vec())
+        let mut scores = zeros(tokens * rows)?;
+        scores.copy_from_slice(&y.slice::<f32>()[..tokens * rows]);
+        Ok(scores)
+    }
+}
+
+/// The scores of a layer's neurons, its experts together, of tokens that judge.
+#[derive(Debug, Default)]
+pub(super) struct Judged {
+    scores: Vec<f32>,
+    /// Those of them that belong to neurons that fire.
+    firing: Vec<f32>,
+}
+
+impl Judged {
+    fn add(&mut self, activation: Activation, scores: &[f32], gates: &[f32]) -> Result<(), CalibrateError> {
+        reserve(&mut self.scores, scores.len())?;
+        self.scores.extend_from_slice(scores);
+        let firing = || scores.iter().zip(gates).filter(|(_, gate)| !activation.is_off(**gate));
+        reserve(&mut self.firing, firing().count())?;
+        self.firing.extend(firing().map(|(score, _)| *score));
+        Ok(())
     }
 
-    /// What scores are worth at these recalls.
-    fn qualities(&self, scores: &[f32], gates: &[f32], recalls: &[f64]) -> Vec<Quality> {
-        let fires = |gate: &f32| !self.activation.is_off(*gate);
-        let mut firing: Vec<f32> =
-            scores.iter().zip(gates).filter(|(_, gate)| fires(gate)).map(|(score, _)| *score).collect();
-        firing.sort_unstable_by(f32::total_cmp);
+    /// The cuts at which these shares of the firing neurons are found, and what they are worth.
+    pub(super) fn qualities(mut self, recalls: &[f64]) -> Vec<Quality> {
+        self.scores.sort_unstable_by(f32::total_cmp);
+        self.firing.sort_unstable_by(f32::total_cmp);
+        let above = |sorted: &[f32], cut: f32| sorted.len() - sorted.partition_point(|score| *score <= cut);
         let quality = |recall: &f64| {
-            let missed = ((1.0 - recall) * firing.len() as f64) as usize;
+            let missed = ((1.0 - recall) * self.firing.len() as f64) as usize;
             // Just below the score of the first that must be found.
-            let threshold = firing.get(missed).map_or(0.0, |score| score.next_down());
-            let found = firing.len() - firing.partition_point(|score| *score <= threshold);
-            let evaluated = scores.iter().filter(|score| **score > threshold).count();
+            let threshold = self.firing.get(missed).map_or(0.0, |score| score.next_down());
+            let [found, evaluated] = [&self.firing, &self.scores].map(|sorted| above(sorted, threshold));
             Quality {
                 threshold,
-                recall: found as f64 / firing.len().max(1) as f64,
-                evaluated: evaluated as f64 / scores.len().max(1) as f64,
+                recall: found as f64 / self.firing.len().max(1) as f64,
+                evaluated: evaluated as f64 / self.scores.len().max(1) as f64,
                 precision: found as f64 / evaluated.max(1) as f64,
             }
         };
         recalls.iter().map(quality).collect()
     }
+}
+
+/// Rows of `width` values, as a file holds them.
+pub(super) fn quantized(dtype: DType, width: usize, rows: &[f32]) -> Result<Vec<u8>, CalibrateError> {
+    let row_bytes = dtype.row_bytes(width).unwrap_or(0);
+    let mut bytes = zeros(row_bytes * (rows.len() / width.max(1)))?;
+    let pairs = rows.chunks_exact(width.max(1)).zip(bytes.chunks_exact_mut(row_bytes.max(1)));
+    pairs.for_each(|(row, out)| quant::quantize_row(dtype, row, out));
+    Ok(bytes)
 }
 
 fn rows(values: &[f32], len: usize) -> impl Iterator<Item = (usize, &[f32])> {
@@ -195,15 +229,14 @@ fn orthonormal(rows: &mut [f32], len: usize) {
     }
 }
 
-/// Numbers from -1 to 1, the same for a seed everywhere (splitmix64).
-fn random(count: usize, seed: u64) -> Vec<f32> {
-    let value = |index: u64| {
+/// Fills with numbers from -1 to 1, the same for a seed everywhere (splitmix64).
+fn random(values: &mut [f32], seed: u64) {
+    for (value, index) in values.iter_mut().zip(1u64..) {
         let mut z = seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (1..=count as u64).map(value).collect()
+        *value = ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_basis_is_orthonormal_and_drops_what_depends() {
-        let mut rows = random(3 * 40, 1);
+        let mut rows = vec![0.0; 3 * 40];
+        random(&mut rows, 1);
         rows.extend_from_within(..40);
         orthonormal(&mut rows, 40);
         for i in 0..3 {
@@ -222,5 +256,16 @@ mod tests {
             }
         }
         assert!(rows[120..].iter().all(|x| *x == 0.0));
+    }
+
+    #[test]
+    fn experts_share_the_cut_of_all_their_scores() {
+        let relu = Activation::new(neuropil_device::ActivationKind::Relu);
+        let mut judged = Judged::default();
+        judged.add(relu, &[0.1, 0.2, 0.3, 0.4], &[1.0; 4]).unwrap();
+        judged.add(relu, &[5.0, 6.0, 7.0, 8.0, -1.0], &[1.0, 1.0, 1.0, 1.0, -1.0]).unwrap();
+        let quality = judged.qualities(&[0.5])[0];
+        assert_eq!((quality.threshold, quality.recall), (5f32.next_down(), 0.5));
+        assert_eq!((quality.evaluated, quality.precision), (4.0 / 9.0, 1.0));
     }
 }

@@ -97,7 +97,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// A vector with room for exactly `count` elements, or an error that names `file`.
-pub(super) fn reserve<T>(count: u64, file: &Path) -> Result<Vec<T>, GgufError> {
+pub(crate) fn reserve<T>(count: u64, file: &Path) -> Result<Vec<T>, GgufError> {
     let refused = || GgufError::OutOfMemory {
         file: file.to_path_buf(),
         bytes: count.saturating_mul(size_of::<T>() as u64),

@@ -40,13 +40,14 @@ use shard::Shard;
 
 pub(crate) use shard::read_at;
 
+pub(crate) use cursor::reserve;
 pub use error::GgufError;
 pub use metadata::Metadata;
 pub use parse::{
     Header, MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_PAIRS, MAX_TENSORS, TypePolicy, parse,
 };
 pub use tensor::{Dims, TensorInfo};
-pub use types::{TENSOR_TYPES, TensorType, tensor_id, tensor_type};
+pub use types::{I8, I32, TENSOR_TYPES, TensorType, tensor_id, tensor_type};
 pub use value::{Array, Strings, Value};
 pub use verify::{VerifyReport, verify};
 pub use write::{CHECKSUM_KEY, GgufWriter, NewTensor, Pairs, WriteError};

@@ -3,18 +3,26 @@
 //! Writing goes to a temporary name in the same folder; only a file that is complete and synced is renamed to its final
 //! name. The temporary name follows from the final one, so what a killed process left behind is found, taken over and
 //! removed by the next one that writes there; a lock tells such a remainder from the work of a process that still lives.
+//! On a file system without locks nothing does, so a temporary file that is there already is left alone, and another
+//! name is taken.
 //!
 //! The size is known before the first byte. So a disk without room for it, or a limit on the size of files, is seen at the
-//! start and not after an hour; and a limit never gets to end the process with its signal.
+//! start and not after an hour; and a limit never gets to end the process with its signal. What is written is brought to
+//! the disk on the way, in a thread that does nothing else: at the end only a little is left to wait for.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
 use super::write::WriteError;
 
 /// Bytes that are gathered before a write.
 const CHUNK: usize = 4 << 20;
+/// Bytes that are written before they are brought to the disk.
+const SYNCED: usize = 256 << 20;
+/// How often a name is tried that others take and give up meanwhile.
+const TRIES: usize = 100;
 
 /// A file in the making. Dropped before [`Staged::commit`], it leaves nothing behind.
 pub(super) struct Staged {
@@ -22,26 +30,37 @@ pub(super) struct Staged {
     temporary: PathBuf,
     file: File,
     buffer: Vec<u8>,
+    /// Bytes since the last call of [`Staged::sync`] that did something.
+    unsynced: usize,
+    syncing: Option<JoinHandle<io::Result<()>>>,
     committed: bool,
 }
 
 impl Staged {
     /// Begins a file of `bytes` bytes that will be called `path`.
     pub(super) fn create(path: &Path, bytes: u64) -> Result<Staged, WriteError> {
+        Staged::create_with(path, bytes, File::try_lock)
+    }
+
+    fn create_with(path: &Path, bytes: u64, lock: Lock) -> Result<Staged, WriteError> {
         if path.exists() && !path.is_file() {
             return Err(WriteError::NotAFile { file: path.into() });
         }
         let Some(name) = path.file_name() else { return Err(WriteError::NotAFile { file: path.into() }) };
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(".tmp");
-        let temporary = path.with_file_name(hidden);
         let mut buffer = Vec::new();
         if buffer.try_reserve_exact(CHUNK).is_err() {
             return Err(WriteError::OutOfMemory { file: path.into(), bytes: CHUNK as u64 });
         }
-        let file = take(path, &temporary)?;
-        let staged = Staged { path: path.into(), temporary, file, buffer, committed: false };
+        let hidden = |mark: &str| {
+            let mut hidden = std::ffi::OsString::from(".");
+            hidden.push(name);
+            hidden.push(mark);
+            hidden.push(".tmp");
+            path.with_file_name(hidden)
+        };
+        let (temporary, file) = take(path, hidden, lock)?;
+        let path = path.to_path_buf();
+        let staged = Staged { path, temporary, file, buffer, unsynced: 0, syncing: None, committed: false };
         staged.check_limit(bytes)?;
         staged.file.set_len(0).map_err(|error| staged.failed(error, bytes))?;
         staged.reserve(bytes)?;
@@ -62,6 +81,7 @@ impl Staged {
             let (now, later) = bytes.split_at(take);
             if whole > 0 {
                 self.file.write_all(now).map_err(|error| self.failed(error, take as u64))?;
+                self.sync(take)?;
             } else {
                 self.buffer.extend_from_slice(now);
                 if self.buffer.len() == CHUNK {
@@ -77,12 +97,35 @@ impl Staged {
         let bytes = self.buffer.len() as u64;
         self.file.write_all(&self.buffer).map_err(|error| self.failed(error, bytes))?;
         self.buffer.clear();
+        self.sync(bytes as usize)
+    }
+
+    /// Has what was written brought to the disk while more is being written, `bytes` more than at the last call.
+    fn sync(&mut self, bytes: usize) -> Result<(), WriteError> {
+        self.unsynced += bytes;
+        if self.unsynced < SYNCED || self.syncing.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return Ok(());
+        }
+        self.unsynced = 0;
+        self.synced()?;
+        // A thread or a handle that cannot be had is no loss: all is synced at the end.
+        if let Ok(file) = self.file.try_clone() {
+            self.syncing = thread::Builder::new().spawn(move || file.sync_data()).ok();
+        }
         Ok(())
+    }
+
+    /// Waits for the thread that syncs. An error of the disk is told once, so it must not be lost here.
+    fn synced(&mut self) -> Result<(), WriteError> {
+        let done = self.syncing.take().map(JoinHandle::join);
+        let failed = || Err(io::Error::other("the thread that syncs has ended"));
+        done.map_or(Ok(()), |done| done.unwrap_or_else(|_| failed())).map_err(|error| self.failed(error, 0))
     }
 
     /// Overwrites bytes where they lie, and gives the file its name once it is on the disk.
     pub(super) fn commit(mut self, patches: &[(u64, Vec<u8>)]) -> Result<(), WriteError> {
         self.flush()?;
+        self.synced()?;
         let fail = |error| self.failed(error, 0);
         let mut file = &self.file;
         for (at, bytes) in patches {
@@ -144,8 +187,11 @@ impl Drop for Staged {
     }
 }
 
-/// Opens and locks the temporary file, taking over what a dead process left.
-fn take(path: &Path, temporary: &Path) -> Result<File, WriteError> {
+/// How a file is locked.
+type Lock = fn(&File) -> Result<(), TryLockError>;
+
+/// Opens and locks a temporary file, taking over what a dead process left. `hidden` gives its name, with a mark in it.
+fn take(path: &Path, hidden: impl Fn(&str) -> PathBuf, lock: Lock) -> Result<(PathBuf, File), WriteError> {
     let failed = |source: io::Error| {
         let file = path.to_path_buf();
         if is_full(&source) {
@@ -154,27 +200,46 @@ fn take(path: &Path, temporary: &Path) -> Result<File, WriteError> {
             WriteError::Io { file, source }
         }
     };
+    let mut temporary = hidden("");
+    for attempt in 0..TRIES {
+        let created = options().create_new(true).open(&temporary);
+        let is_new = created.is_ok();
+        let opened = match created {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options().open(&temporary),
+            created => created,
+        };
+        let file = match opened {
+            Ok(file) => file,
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && temporary.parent().is_some_and(Path::exists) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        match lock(&file) {
+            // The one that held the lock may have renamed or removed the file in the meantime.
+            Ok(()) if same_file(&file, &temporary) => return Ok((temporary, file)),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(WriteError::Busy { file: path.into() }),
+            Err(TryLockError::Error(_)) if is_new => return Ok((temporary, file)),
+            Err(TryLockError::Error(_)) => temporary = hidden(&format!(".{}-{attempt}", std::process::id())),
+        }
+    }
+    Err(WriteError::Busy { file: path.into() })
+}
+
+fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
+    options.read(true).write(true);
     #[cfg(unix)]
     {
         // A link of that name, put there by somebody else, must not lead the bytes elsewhere.
         use std::os::unix::fs::OpenOptionsExt;
         options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
     }
-    loop {
-        let file = options.open(temporary).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(WriteError::Busy { file: path.into() }),
-            // A file system without locks: nothing tells a remainder from live work, so the writer goes on.
-            Err(TryLockError::Error(_)) => return Ok(file),
-        }
-        // The one that held the lock may have renamed or removed the file in the meantime.
-        if same_file(&file, temporary) {
-            return Ok(file);
-        }
-    }
+    options
 }
 
 #[cfg(unix)]
@@ -226,6 +291,23 @@ mod tests {
         let mut want = bytes;
         want[3..6].copy_from_slice(b"xyz");
         assert!(std::fs::read(&path).unwrap() == want);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn without_locks_two_writers_have_two_files() {
+        let folder = folder("unlocked");
+        let path = folder.join("f");
+        let unlocked: Lock = |_| Err(TryLockError::Error(io::ErrorKind::Unsupported.into()));
+        let mut writers =
+            [0u8, 1, 2].map(|i| (i, Staged::create_with(&path, 4, unlocked).unwrap())).into_iter();
+        for (i, mut staged) in writers.by_ref().take(2) {
+            staged.write(&[i; 4]).unwrap();
+            staged.commit(&[]).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), [i; 4]);
+        }
+        drop(writers);
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
         std::fs::remove_dir_all(&folder).unwrap();
     }

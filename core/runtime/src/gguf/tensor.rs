@@ -59,7 +59,8 @@ pub struct TensorInfo {
     pub dims: Dims,
     /// The type id in the file.
     pub type_id: u32,
-    /// The type that computes; always there after [`Gguf::open`](super::Gguf::open).
+    /// The type that computes. After [`Gguf::open`](super::Gguf::open) it lacks only in I8 and I32 tensors, which hold
+    /// the bundles and lists of a neuron store.
     pub dtype: Option<DType>,
     /// Which file of the set holds it, counted from 0.
     pub shard: usize,

@@ -53,9 +53,9 @@ pub const TENSOR_TYPES: [TensorType; 35] = [
     known(21, "IQ3_S", 256, 110),
     known(22, "IQ2_S", 256, 82),
     runs(23, "IQ4_XS", DType::IQ4_XS),
-    known(24, "I8", 1, 1),
+    known(I8, "I8", 1, 1),
     known(25, "I16", 1, 2),
-    known(26, "I32", 1, 4),
+    known(I32, "I32", 1, 4),
     known(27, "I64", 1, 8),
     known(28, "F64", 1, 8),
     known(29, "IQ1_M", 256, 56),
@@ -68,8 +68,12 @@ pub const TENSOR_TYPES: [TensorType; 35] = [
     known(42, "Q2_0", 64, 18),
 ];
 
-/// The ids of I8 and I32, which compute nothing but hold the bundles and lists of a neuron store.
-pub(super) const DATA_TYPES: [u32; 2] = [24, 26];
+/// The id of I8, which computes nothing but holds the bundles of a neuron store.
+pub const I8: u32 = 24;
+/// The id of I32, which computes nothing but holds the lists of a neuron store.
+pub const I32: u32 = 26;
+/// Both of them.
+pub(super) const DATA_TYPES: [u32; 2] = [I8, I32];
 
 /// The type with this id, if it is known.
 pub fn tensor_type(id: u32) -> Option<&'static TensorType> {

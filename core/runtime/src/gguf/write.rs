@@ -338,7 +338,7 @@ impl GgufWriter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Gguf, Strings, parse, parse::TypePolicy};
+    use super::super::{Gguf, I8, Strings, parse, parse::TypePolicy};
     use super::*;
 
     fn path(name: &str) -> PathBuf {
@@ -386,7 +386,7 @@ mod tests {
         let tensors = [
             NewTensor::new("a", 0, [4, 3]),
             NewTensor::new("b", 2, [64]),
-            NewTensor::new("c", 24, [5000, 1, 2]),
+            NewTensor::new("c", I8, [5000, 1, 2]),
         ];
         let data = [vec![1u8; 48], vec![2; 36], (0..10_000).map(|i| (i % 255) as u8).collect()];
         let mut writer = GgufWriter::create(&path, &all_values(), 4096, &tensors, true).unwrap();

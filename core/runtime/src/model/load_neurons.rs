@@ -125,14 +125,18 @@ fn choose(
         },
         Prediction::Auto if smooth && calibrated => Ok(Prediction::Threshold),
         Prediction::Auto => Ok(Prediction::Off),
-        Prediction::Model if !model => Err(lacks("the store has no predictors")),
+        Prediction::Model if !model => Err(lacks(
+            "the store has no predictors; `neuropil calibrate --predictors auto` fits some to a ReLU model",
+        )),
+        Prediction::Threshold if !smooth => {
+            Err(lacks("thresholds are for the activations silu and gelu; use --predict gate"))
+        }
         Prediction::Threshold if !calibrated => {
             Err(lacks("the store has no thresholds; find them with `neuropil calibrate`"))
         }
-        Prediction::Threshold if !smooth => Err(lacks("it is for the activations silu and gelu")),
-        Prediction::Gate4 if !relu => {
-            Err(lacks("its sign says nothing for an activation that is not of the ReLU family"))
-        }
+        Prediction::Gate4 if !relu => Err(lacks(
+            "the sign of a gate says nothing of this activation; for silu and gelu there is --predict threshold",
+        )),
         asked => Ok(asked),
     }
 }

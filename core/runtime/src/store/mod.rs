@@ -6,10 +6,13 @@
 
 mod convert;
 mod error;
+mod firing;
+pub(crate) mod keys;
 mod layout;
 mod open;
 
 pub use convert::{Additions, ConvertError, ConvertOptions, ConvertReport, LayerReport, convert, twin};
 pub use error::StoreError;
+pub use firing::{COVERED, Firing};
 pub use layout::{DOWN_TYPES, Layout, Part, READ_UNITS, gate_types};
-pub use open::{ALIGNMENT, BATCHES, Store, StoreLayer, VERSION, bundle_name, parameters};
+pub use open::{ALIGNMENT, BATCHES, Store, StoreLayer, VERSION, bundle_name, neuron_tensor_name, parameters};

@@ -5,7 +5,7 @@ use neuropil_device::DType;
 use crate::gguf::{Gguf, TensorInfo, Value, tensor_type};
 
 use super::layout::{DOWN_TYPES, gate_types};
-use super::{Layout, StoreError};
+use super::{Layout, StoreError, keys};
 
 /// The version of the format that is written.
 pub const VERSION: u32 = 1;
@@ -15,12 +15,18 @@ pub const BATCHES: [usize; 4] = [1, 2, 4, 8];
 /// Tensors start at multiples of it.
 pub const ALIGNMENT: u32 = 4096;
 
+/// The name of a matrix of the neurons of a layer, or of one expert of a layer that has them: `part` is `ffn_bundle`,
+/// `ffn_fold`, `fc1` or `fc2`.
+pub fn neuron_tensor_name(layer: usize, part: &str, expert: Option<usize>) -> String {
+    match expert {
+        None => format!("blk.{layer}.{part}.weight"),
+        Some(expert) => format!("blk.{layer}.{part}.{expert}.weight"),
+    }
+}
+
 /// The name of a bundle tensor, of a layer without experts or of one expert.
 pub fn bundle_name(layer: usize, expert: Option<usize>) -> String {
-    match expert {
-        None => format!("blk.{layer}.ffn_bundle.weight"),
-        Some(expert) => format!("blk.{layer}.ffn_bundle.{expert}.weight"),
-    }
+    neuron_tensor_name(layer, "ffn_bundle", expert)
 }
 
 /// Layers that a store can have, and experts that a layer can have: far above any model.
@@ -41,12 +47,14 @@ pub struct StoreLayer {
     pub layout: Layout,
     /// The bundle tensor of each expert; of a layer without experts, one.
     pub bundles: Vec<TensorInfo>,
+    /// Whether the names of its tensors have the number of an expert: a layer of experts may have only one.
+    pub numbered: bool,
 }
 
 impl Store {
     /// Whether a file says that it is a neuron store.
     pub fn is_store(gguf: &Gguf) -> bool {
-        gguf.metadata().get("neuropil.store.version").is_some()
+        gguf.metadata().get(keys::VERSION).is_some()
     }
 
     /// Reads the layers of a store, and checks every number against the others.
@@ -56,19 +64,19 @@ impl Store {
     pub fn read(gguf: &Gguf) -> Result<Store, StoreError> {
         let metadata = gguf.metadata();
         let file = || gguf.path().to_path_buf();
-        let version = metadata.require_u32("neuropil.store.version")?;
+        let version = metadata.require_u32(keys::VERSION)?;
         if version != VERSION {
             return Err(StoreError::Version { file: file(), found: version, known: VERSION });
         }
         let wrong = |key: &str, reason: String| StoreError::Key { file: file(), key: key.into(), reason };
-        let group = metadata.require_u32("neuropil.store.group")?;
+        let group = metadata.require_u32(keys::GROUP)?;
         if group != 1 {
-            return Err(wrong("neuropil.store.group", format!("it is {group}, and only 1 is known")));
+            return Err(wrong(keys::GROUP, format!("it is {group}, and only 1 is known")));
         }
         let architecture = metadata.require_str("general.architecture")?;
         let width = metadata.require_u64(&format!("{architecture}.embedding_length"))?;
         let width = usize::try_from(width).unwrap_or(usize::MAX);
-        let read_unit = metadata.require_u32("neuropil.store.read_unit")? as usize;
+        let read_unit = metadata.require_u32(keys::READ_UNIT)? as usize;
         let array = |key: &str| -> Result<&[u32], StoreError> {
             let missing = || wrong(key, "it is missing, or no array of u32".into());
             match metadata.get(key) {
@@ -76,25 +84,23 @@ impl Store {
                 _ => Err(missing()),
             }
         };
-        let gate_ids = array("neuropil.store.gate_type")?;
-        let down_ids = array("neuropil.store.down_type")?;
-        let gate_bytes = array("neuropil.store.gate_bytes")?;
-        let strides = array("neuropil.store.stride")?;
+        let gate_ids = array(keys::GATE_TYPE)?;
+        let down_ids = array(keys::DOWN_TYPE)?;
+        let gate_bytes = array(keys::GATE_BYTES)?;
+        let strides = array(keys::STRIDE)?;
         let count = gate_ids.len();
         if count == 0 || count > MAX_LAYERS {
             let reason = format!("it has {count} entries, and a store has 1 to {MAX_LAYERS} layers");
-            return Err(wrong("neuropil.store.gate_type", reason));
+            return Err(wrong(keys::GATE_TYPE, reason));
         }
         let blocks = metadata.require_u64(&format!("{architecture}.block_count"))?;
         if blocks != count as u64 {
             let reason = format!("it has {count} entries, and the model has {blocks} layers");
-            return Err(wrong("neuropil.store.gate_type", reason));
+            return Err(wrong(keys::GATE_TYPE, reason));
         }
-        for (key, array) in [
-            ("neuropil.store.down_type", down_ids),
-            ("neuropil.store.gate_bytes", gate_bytes),
-            ("neuropil.store.stride", strides),
-        ] {
+        for (key, array) in
+            [(keys::DOWN_TYPE, down_ids), (keys::GATE_BYTES, gate_bytes), (keys::STRIDE, strides)]
+        {
             if array.len() != count {
                 let reason = format!("it has {} entries for {count} layers", array.len());
                 return Err(wrong(key, reason));
@@ -109,7 +115,7 @@ impl Store {
         let gate_types = gate_types();
         let mut layers = Vec::new();
         for index in 0..count {
-            let bundles = bundles(gguf, index)?;
+            let (bundles, numbered) = bundles(gguf, index);
             let Some(first) = bundles.first() else {
                 let tensor = bundle_name(index, None);
                 return Err(StoreError::Tensor { file: file(), tensor, reason: "is missing".into() });
@@ -118,13 +124,13 @@ impl Store {
             let layout = Layout::new(
                 width,
                 neurons,
-                dtype("neuropil.store.gate_type", gate_ids[index], &gate_types)?,
-                dtype("neuropil.store.down_type", down_ids[index], &DOWN_TYPES)?,
+                dtype(keys::GATE_TYPE, gate_ids[index], &gate_types)?,
+                dtype(keys::DOWN_TYPE, down_ids[index], &DOWN_TYPES)?,
                 read_unit,
             )?;
             for (key, found, wanted) in [
-                ("neuropil.store.gate_bytes", gate_bytes[index], layout.gate_bytes),
-                ("neuropil.store.stride", strides[index], layout.stride),
+                (keys::GATE_BYTES, gate_bytes[index], layout.gate_bytes),
+                (keys::STRIDE, strides[index], layout.stride),
             ] {
                 if found as usize != wanted {
                     let reason = format!("layer {index} has {found} where its types and width give {wanted}");
@@ -139,7 +145,7 @@ impl Store {
                     return Err(StoreError::Tensor { file: file(), tensor: tensor.name.clone(), reason });
                 }
             }
-            layers.push(StoreLayer { layout, bundles });
+            layers.push(StoreLayer { layout, bundles, numbered });
         }
         Ok(Store { layers })
     }
@@ -160,15 +166,20 @@ pub fn parameters(gguf: &Gguf) -> u64 {
         weights.saturating_mul(3)
     };
     let bundles = store.iter().flat_map(|store| &store.layers).map(of_layer);
-    let others = gguf.tensors().iter().filter(|tensor| store.is_none() || tensor.type_name() != "I8");
+    // Lists and what calibration adds are no weights of the model.
+    let added = |name: &str| {
+        ["ffn_perm", "ffn_count", "ffn_center", "ffn_fold"].iter().any(|part| name.contains(part))
+    };
+    let weights = |tensor: &&TensorInfo| tensor.type_name() != "I8" && !added(&tensor.name);
+    let others = gguf.tensors().iter().filter(|tensor| store.is_none() || weights(tensor));
     bundles.chain(others.map(TensorInfo::elements)).fold(0, u64::saturating_add)
 }
 
-/// The bundle tensors of a layer, expert after expert.
-fn bundles(gguf: &Gguf, layer: usize) -> Result<Vec<TensorInfo>, StoreError> {
+/// The bundle tensors of a layer, expert after expert, and whether they are numbered.
+fn bundles(gguf: &Gguf, layer: usize) -> (Vec<TensorInfo>, bool) {
     if let Some(tensor) = gguf.tensor(&bundle_name(layer, None)) {
-        return Ok(vec![tensor.clone()]);
+        return (vec![tensor.clone()], false);
     }
     let of = |expert: usize| gguf.tensor(&bundle_name(layer, Some(expert))).cloned();
-    Ok((0..MAX_EXPERTS).map_while(of).collect())
+    ((0..MAX_EXPERTS).map_while(of).collect(), true)
 }

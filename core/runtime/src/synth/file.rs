@@ -5,9 +5,9 @@
 
 use neuropil_device::DType;
 
-use crate::gguf::{GgufWriter, NewTensor, Pairs, Value, tensor_id};
+use crate::gguf::{GgufWriter, I8, I32, NewTensor, Pairs, Value, tensor_id};
 use crate::pipeline::CancelToken;
-use crate::store::{BATCHES, Layout, VERSION};
+use crate::store::{BATCHES, Layout, VERSION, bundle_name, keys, neuron_tensor_name};
 
 use super::row::Row;
 use super::weights::{Part, Projection, Weights};
@@ -99,7 +99,7 @@ impl<'a> ModelFile<'a> {
                     self.add(Tensor::Counts(layer), name("ffn_count"), DType::F32, counts);
                     if let Some(predictor) = self.weights.predictor {
                         for expert in 0..experts {
-                            let name = |part| expert_name(layer, part, expert, shape.experts.is_some());
+                            let name = |part| neuron_tensor_name(layer, part, shape.experts.map(|_| expert));
                             self.matrix(Tensor::First, name("fc1"), width, predictor.rank);
                             self.matrix(Tensor::Second(layer, expert), name("fc2"), predictor.rank, neurons);
                         }
@@ -121,7 +121,7 @@ impl<'a> ModelFile<'a> {
         if let Kind::Store(layout) = self.kind {
             for layer in 0..shape.layers {
                 for expert in 0..experts {
-                    let name = expert_name(layer, "ffn_bundle", expert, shape.experts.is_some());
+                    let name = bundle_name(layer, shape.experts.map(|_| expert));
                     self.entries.push(Entry {
                         tensor: Tensor::Bundles(layer, expert),
                         name,
@@ -266,14 +266,6 @@ impl Entry {
     }
 }
 
-/// Ids of the types that hold no weights.
-const I8: u32 = 24;
-const I32: u32 = 26;
-
-fn expert_name(layer: usize, part: &str, expert: usize, several: bool) -> String {
-    if several { format!("blk.{layer}.{part}.{expert}.weight") } else { format!("blk.{layer}.{part}.weight") }
-}
-
 /// The keys of a file.
 pub(super) fn pairs(weights: &Weights, dtype: DType, kind: Kind, made_by: &str) -> Pairs {
     let shape = weights.shape;
@@ -311,21 +303,21 @@ pub(super) fn pairs(weights: &Weights, dtype: DType, kind: Kind, made_by: &str) 
         // Softmax.
         pairs.set(&key("expert_gating_func"), 1u32);
     }
-    pairs.set("neuropil.ffn_activation", shape.activation.kind.name());
-    pairs.set("neuropil.ffn_activation_threshold", shape.activation.threshold);
+    pairs.set(keys::ACTIVATION, shape.activation.kind.name());
+    pairs.set(keys::ACTIVATION_THRESHOLD, shape.activation.threshold);
     pairs.set("neuropil.synth", made_by);
     if let Kind::Store(layout) = kind {
         let each = |value: usize| Value::from(vec![value as u32; shape.layers]);
-        pairs.set("neuropil.store.version", VERSION);
-        pairs.set("neuropil.store.read_unit", layout.read_unit as u32);
-        pairs.set("neuropil.store.group", 1u32);
-        pairs.set("neuropil.store.gate_type", each(tensor_id(dtype) as usize));
-        pairs.set("neuropil.store.down_type", each(tensor_id(dtype) as usize));
-        pairs.set("neuropil.store.gate_bytes", each(layout.gate_bytes));
-        pairs.set("neuropil.store.stride", each(layout.stride));
+        pairs.set(keys::VERSION, VERSION);
+        pairs.set(keys::READ_UNIT, layout.read_unit as u32);
+        pairs.set(keys::GROUP, 1u32);
+        pairs.set(keys::GATE_TYPE, each(tensor_id(dtype) as usize));
+        pairs.set(keys::DOWN_TYPE, each(tensor_id(dtype) as usize));
+        pairs.set(keys::GATE_BYTES, each(layout.gate_bytes));
+        pairs.set(keys::STRIDE, each(layout.stride));
         if weights.predictor.is_some() {
-            pairs.set("neuropil.predictor.input", "residual");
-            pairs.set("neuropil.predictor.threshold", vec![0f32; shape.layers]);
+            pairs.set(keys::PREDICTOR_INPUT, keys::RESIDUAL);
+            pairs.set(keys::PREDICTOR_THRESHOLD, vec![0f32; shape.layers]);
         }
     }
     vocabulary::add(shape.vocab, &mut pairs);

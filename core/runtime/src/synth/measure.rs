@@ -114,7 +114,7 @@ impl Synth {
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
             let gguf = engine.gguf();
             for (layer, of) in store.layers.iter().enumerate() {
-                let several = of.bundles.len() > 1;
+                let several = of.numbered;
                 for (expert, bundles) in of.bundles.iter().enumerate() {
                     let is_own = |moment: &mut Moment| (moment.layer, moment.expert) == (layer, expert);
                     let mut own: Vec<Moment> = seen.moments.extract_if(.., is_own).collect();

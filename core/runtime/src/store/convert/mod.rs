@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use neuropil_device::DType;
 
-use crate::gguf::{NewTensor, Pairs};
+use crate::gguf::{CHECKSUM_KEY, Gguf, NewTensor, Pairs, verify};
 
 pub use error::ConvertError;
 pub use twin::twin;
@@ -97,7 +97,8 @@ pub struct LayerReport {
 }
 
 /// Converts the model at `source` to a neuron store at `out`, which may replace a file, the source too. `progress` is
-/// told the bytes written and their sum, and says whether to go on.
+/// told the bytes written and their sum, and says whether to go on. A source with checksums is read once before, so that
+/// damage is not given new ones.
 ///
 /// # Errors
 /// [`ConvertError`]; nothing is left behind, and what was at `out` stays.
@@ -107,6 +108,12 @@ pub fn convert(
     options: &ConvertOptions,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<ConvertReport, ConvertError> {
+    // A source of another kind has no checksums, and one that cannot be opened is refused below.
+    if let Ok(gguf) = Gguf::open_header(source)
+        && gguf.metadata().get(CHECKSUM_KEY).is_some()
+    {
+        verify(&gguf, &mut |_| {})?;
+    }
     let source = source::Source::open(source)?;
     let orders = order::orders(&source, options.counts.as_deref(), &options.additions)?;
     let plan = plan::Plan::new(&source, options, &orders)?;

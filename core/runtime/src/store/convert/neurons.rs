@@ -38,12 +38,21 @@ impl Loss {
     pub(super) fn add(&mut self, before: &[f32], after: &[f32]) {
         let (mut power, mut error) = ([0.0f32; 8], [0.0f32; 8]);
         let (pairs, rest) = before.as_chunks::<8>();
-        for (before, after) in pairs.iter().zip(after.as_chunks::<8>().0) {
+        // One sum after the other, each in a new array: then they become vectors.
+        for before in pairs {
+            let mut next = power;
             for i in 0..8 {
-                let (x, d) = (before[i], before[i] - after[i]);
-                power[i] += x * x;
-                error[i] += d * d;
+                next[i] = power[i] + before[i] * before[i];
             }
+            power = next;
+        }
+        for (before, after) in pairs.iter().zip(after.as_chunks::<8>().0) {
+            let mut next = error;
+            for i in 0..8 {
+                let difference = before[i] - after[i];
+                next[i] = error[i] + difference * difference;
+            }
+            error = next;
         }
         let tail = after.len() - rest.len();
         for (x, y) in rest.iter().zip(after.get(tail..).unwrap_or_default()) {
@@ -235,7 +244,7 @@ impl Unit<'_> {
                     turned.gather(wide, span, index * TURNED, places);
                     let count = turned.places.len();
                     turned.requantise(down_type, count * depth, loss);
-                    self.put(&turned, down_type, start, depth, out);
+                    self.put(&turned, start, depth, out);
                 }
             }
         }
@@ -243,14 +252,19 @@ impl Unit<'_> {
     }
 
     /// Puts the blocks of some neurons into their down rows, from column `start` on.
-    fn put(&self, turned: &Turned, dtype: DType, start: usize, depth: usize, out: &mut [u8]) {
-        let Layout { width, stride, down_at, .. } = self.layout;
-        let bytes = quant::bundle_row_bytes(dtype, width).unwrap_or(0);
-        let block = dtype.row_bytes(depth).unwrap_or(0).max(1);
-        for (place, codes) in turned.places.iter().zip(turned.codes.chunks_exact(block)) {
+    fn put(&self, turned: &Turned, start: usize, depth: usize, out: &mut [u8]) {
+        let Layout { width, stride, down_at, down_type, .. } = self.layout;
+        let to = quant::BundleRow::new(down_type, width);
+        let bytes = quant::bundle_row_bytes(down_type, width).unwrap_or(0);
+        let first = start / down_type.block_elements();
+        let piece = down_type.row_bytes(depth).unwrap_or(0).max(1);
+        for (place, codes) in turned.places.iter().zip(turned.codes.chunks_exact(piece)) {
             let at = *place as usize * stride + down_at;
             let Some(row) = out.get_mut(at..at + bytes) else { return };
-            quant::bundle_row_part(dtype, width, start, codes, row);
+            match &to {
+                Some(to) => to.sort(down_type, first, codes, row),
+                None => quant::bundle_row_part(down_type, width, start, codes, row),
+            }
         }
     }
 }

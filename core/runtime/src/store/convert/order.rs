@@ -6,7 +6,7 @@ use super::source::{Layer, Source};
 use super::{Additions, ConvertError};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::shown::shown;
-use crate::store::StoreError;
+use crate::store::{StoreError, keys};
 
 /// The name of the tensor that tells the position of each neuron of the source.
 pub(super) fn perm_name(layer: usize) -> String {
@@ -33,11 +33,10 @@ pub(super) fn orders(
     additions: &Additions,
 ) -> Result<Vec<Order>, ConvertError> {
     let counts = counts.map(Gguf::open_header).transpose()?;
-    let always =
-        match source.pairs.get("neuropil.ffn_hot_count").or(additions.pairs.get("neuropil.ffn_hot_count")) {
-            Some(value) => value.unsigned().unwrap_or(0) as usize,
-            None => 0,
-        };
+    let always = match additions.pairs.get(keys::HOT_COUNT).or(source.pairs.get(keys::HOT_COUNT)) {
+        Some(value) => value.unsigned().unwrap_or(0) as usize,
+        None => 0,
+    };
     let of = |(index, layer): (usize, &Layer)| {
         let counts = match &counts {
             Some(gguf) => Some(by_original(gguf, index, layer)?),

@@ -3,14 +3,10 @@
 use neuropil_device::DType;
 
 use super::order::{Order, perm_name};
-use super::source::{Content, Layer, Resident, Source};
+use super::source::{Content, Down, Layer, Resident, Source};
 use super::{ConvertError, ConvertOptions};
-use crate::gguf::{NewTensor, Pairs, tensor_id};
-use crate::store::{DOWN_TYPES, Layout, READ_UNITS, StoreError, VERSION, bundle_name, gate_types};
-
-/// Ids of types that are not for weights.
-const I8: u32 = 24;
-const I32: u32 = 26;
+use crate::gguf::{I8, I32, NewTensor, Pairs, tensor_id};
+use crate::store::{DOWN_TYPES, Layout, READ_UNITS, StoreError, VERSION, bundle_name, gate_types, keys};
 
 /// The result.
 pub(super) struct Plan {
@@ -37,9 +33,12 @@ impl Plan {
         note_types(source, options, &types, &mut notes);
         let layouts = layouts(source, &types, options.read_unit)?;
         let mut pairs = source.pairs.clone();
+        let stale = Stale::of(source, &types);
+        pairs.retain(|key| !stale.key(key));
+        stale.note(source, &mut notes);
         options.additions.pairs.iter().for_each(|(key, value)| pairs.set(key, value.clone()));
         layout_keys(&mut pairs, &layouts);
-        let resident = resident(source, options, orders);
+        let resident = resident(source, options, orders, stale);
         let mut tensors: Vec<NewTensor> =
             resident.iter().map(|t| NewTensor::new(t.name.clone(), t.type_id, t.dims.clone())).collect();
         for (index, (layer, layout)) in source.layers.iter().zip(&layouts).enumerate() {
@@ -87,8 +86,8 @@ fn types(layer: &Layer, width: usize, options: &ConvertOptions) -> Result<(DType
         (None, Some(_)) => best(DType::Q8_0),
         (None, None) => {
             let mut kept = layer.experts.iter().map(|expert| match expert.down {
-                super::source::Down::Columns { dtype, .. } => (dtype.block_elements() == 1).then_some(dtype),
-                super::source::Down::Rows(rows) => DOWN_TYPES.contains(&rows.dtype).then_some(rows.dtype),
+                Down::Columns { dtype, .. } => (dtype.block_elements() == 1).then_some(dtype),
+                Down::Rows(rows) => DOWN_TYPES.contains(&rows.dtype).then_some(rows.dtype),
             });
             let first = kept.next().flatten();
             first.filter(|first| kept.all(|dtype| dtype == Some(*first))).unwrap_or(best(DType::Q8_0))
@@ -113,6 +112,53 @@ fn note_types(source: &Source, options: &ConvertOptions, types: &[(DType, DType)
             source.layers.len(),
             types.iter().zip(&source.layers).find(|(t, l)| changed(&(*l, *t))).map_or("q8_0", |(t, _)| t.0.name()),
         ));
+    }
+}
+
+/// What a source says of its weights that is no longer true when these are quantised anew.
+#[derive(Clone, Copy)]
+struct Stale {
+    /// What calibration measured.
+    measured: bool,
+    /// Predictors that were fitted to the weights; those of a model were trained with it and stay.
+    predictors: bool,
+}
+
+impl Stale {
+    fn of(source: &Source, types: &[(DType, DType)]) -> Stale {
+        let changed = |(layer, (gate, down)): (&Layer, &(DType, DType))| {
+            layer.experts.iter().any(|expert| {
+                let from = match expert.down {
+                    Down::Columns { dtype, .. } => dtype,
+                    Down::Rows(rows) => rows.dtype,
+                };
+                expert.gate.dtype != *gate || expert.up.dtype != *gate || from != *down
+            })
+        };
+        let measured = source.layers.iter().zip(types).any(changed);
+        let input = source.pairs.get(keys::PREDICTOR_INPUT).and_then(|input| input.text());
+        Stale { measured, predictors: measured && input.is_some_and(|input| input != keys::RESIDUAL) }
+    }
+
+    fn key(self, key: &str) -> bool {
+        self.measured && keys::is_measured(key) || self.predictors && keys::is_of_predictors(key)
+    }
+
+    fn tensor(self, name: &str) -> bool {
+        let part = layer_of(name).and_then(|_| name.splitn(3, '.').nth(2)).unwrap_or_default();
+        let begins = |all: [&str; 2]| all.iter().any(|begin| part.starts_with(begin));
+        self.measured && begins(["ffn_center", "ffn_fold."]) || self.predictors && begins(["fc1.", "fc2."])
+    }
+
+    fn note(self, source: &Source, notes: &mut Vec<String>) {
+        let keys = source.pairs.iter().any(|(key, _)| self.key(key));
+        if keys || source.resident.iter().any(|tensor| self.tensor(&tensor.name)) {
+            notes.push(
+                "the weights take another type, so what was calibrated for the old ones was left out; run neuropil \
+                 calibrate again"
+                    .into(),
+            );
+        }
     }
 }
 
@@ -142,21 +188,22 @@ fn layouts(
 
 fn layout_keys(pairs: &mut Pairs, layouts: &[Layout]) {
     let array = |of: &dyn Fn(&Layout) -> u32| layouts.iter().map(of).collect::<Vec<u32>>();
-    pairs.set("neuropil.store.version", VERSION);
-    pairs.set("neuropil.store.read_unit", layouts.first().map_or(64, |l| l.read_unit as u32));
-    pairs.set("neuropil.store.group", 1);
-    pairs.set("neuropil.store.gate_type", array(&|l| tensor_id(l.gate_type)));
-    pairs.set("neuropil.store.down_type", array(&|l| tensor_id(l.down_type)));
-    pairs.set("neuropil.store.gate_bytes", array(&|l| l.gate_bytes as u32));
-    pairs.set("neuropil.store.stride", array(&|l| l.stride as u32));
+    pairs.set(keys::VERSION, VERSION);
+    pairs.set(keys::READ_UNIT, layouts.first().map_or(64, |l| l.read_unit as u32));
+    pairs.set(keys::GROUP, 1);
+    pairs.set(keys::GATE_TYPE, array(&|l| tensor_id(l.gate_type)));
+    pairs.set(keys::DOWN_TYPE, array(&|l| tensor_id(l.down_type)));
+    pairs.set(keys::GATE_BYTES, array(&|l| l.gate_bytes as u32));
+    pairs.set(keys::STRIDE, array(&|l| l.stride as u32));
 }
 
 /// Those that are not bundles: what belongs to no layer, then layer after layer.
-fn resident(source: &Source, options: &ConvertOptions, orders: &[Order]) -> Vec<Resident> {
+fn resident(source: &Source, options: &ConvertOptions, orders: &[Order], stale: Stale) -> Vec<Resident> {
     let additions = &options.additions;
     let replaced = |name: &str| additions.tensors.iter().any(|(tensor, _)| tensor.name == name);
     let dropped = |name: &str| additions.removed.iter().any(|removed| removed == name);
-    let kept = source.resident.iter().filter(|t| !replaced(&t.name) && !dropped(&t.name));
+    let out = |name: &str| replaced(name) || dropped(name) || stale.tensor(name);
+    let kept = source.resident.iter().filter(|t| !out(&t.name));
     let mut all: Vec<Resident> = kept.cloned().collect();
     all.extend(additions.tensors.iter().map(|(tensor, bytes)| Resident {
         name: tensor.name.clone(),

@@ -89,8 +89,11 @@ fn over_neurons(name: &str) -> Option<(usize, Option<usize>)> {
     match part {
         "ffn_count" | "ffn_center" | "fc2.weight" => Some((layer, None)),
         _ => {
-            let expert = part.strip_prefix("fc2.")?.strip_suffix(".weight")?.parse().ok()?;
-            Some((layer, Some(expert)))
+            let expert = match part.strip_prefix("ffn_center.") {
+                Some(expert) => expert,
+                None => part.strip_prefix("fc2.")?.strip_suffix(".weight")?,
+            };
+            Some((layer, Some(expert.parse().ok()?)))
         }
     }
 }
@@ -141,6 +144,11 @@ mod tests {
         assert_eq!(sorted(&rows, "blk.0.fc2.1.weight", 3, &from, Some(1)), Some(vec![2, 2, 3, 3, 1, 1]));
         assert_eq!(sorted(&rows, "blk.0.ffn_center", 3, &from, None), None);
         assert_eq!(over_neurons("blk.3.fc2.7.weight"), Some((3, Some(7))));
+        let centres = words(&[7, 8, 9]);
+        let want = words(&[8, 9, 7]);
+        assert_eq!(sorted(&centres, "blk.0.ffn_center.1", 3, &from, Some(1)), Some(want));
+        assert_eq!(over_neurons("blk.3.ffn_center.7"), Some((3, Some(7))));
+        assert_eq!(over_neurons("blk.3.ffn_center"), Some((3, None)));
         assert_eq!(over_neurons("blk.3.fc1.weight"), None);
         assert_eq!(over_neurons("output.weight"), None);
     }

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use neuropil_device::{DType, quant};
 
 use super::ConvertError;
-use crate::gguf::{Gguf, Pairs, TensorInfo};
+use crate::gguf::{CHECKSUM_KEY, Gguf, Pairs, TensorInfo};
 use crate::shown::shown;
-use crate::store::Store;
+use crate::store::{Store, keys};
 
 /// The most neurons and columns of a layer: far above any model, and they bound the memory of a conversion.
 pub(super) const MAX_NEURONS: u64 = 1 << 17;
@@ -144,11 +144,9 @@ impl Source {
         let mut pairs = Pairs::from(metadata);
         // What says something of the file and not of the model. It comes back at the end, so that the same model gives the
         // same bytes.
-        let of_file = ["general.alignment", "neuropil.checksum", "neuropil.source.sha256"];
-        pairs.retain(|key| {
-            !key.starts_with("split.") && !key.starts_with("neuropil.store.") && !of_file.contains(&key)
-        });
-        let known = if Store::is_store(&gguf) { metadata.str("neuropil.source.sha256")? } else { None };
+        let of_file = ["general.alignment", CHECKSUM_KEY, keys::SOURCE_SHA256];
+        pairs.retain(|key| !key.starts_with("split.") && !keys::is_layout(key) && !of_file.contains(&key));
+        let known = if Store::is_store(&gguf) { metadata.str(keys::SOURCE_SHA256)? } else { None };
         let sha256 = known.map(str::to_owned);
         let finder = Finder { gguf: &gguf, width, taken: Default::default() };
         let (layers, taken) = if Store::is_store(&gguf) {
@@ -344,7 +342,6 @@ impl Finder<'_> {
                     format!("layer {index} has {} neurons; {MAX_NEURONS} can be converted", layout.neurons);
                 return Err(ConvertError::Source { file: self.gguf.path().into(), reason });
             }
-            let has_experts = self.gguf.tensor(&format!("blk.{index}.ffn_bundle.weight")).is_none();
             let mut experts = Vec::new();
             for tensor in &layer.bundles {
                 let tensor = self.index(tensor);
@@ -361,7 +358,7 @@ impl Finder<'_> {
             if let Some(perm) = self.gguf.tensor(&super::order::perm_name(index)) {
                 self.taken.insert(self.index(perm));
             }
-            layers.push(Layer { neurons: layout.neurons, has_experts, experts, original });
+            layers.push(Layer { neurons: layout.neurons, has_experts: layer.numbered, experts, original });
         }
         Ok((layers, self.taken))
     }

@@ -10,7 +10,7 @@ use neuropil_device::{DType, quant};
 use super::plan::layer_of;
 use super::{ConvertError, buffer};
 use crate::gguf::{Gguf, GgufWriter, NewTensor, Pairs, TensorInfo, tensor_id};
-use crate::store::{Store, StoreLayer};
+use crate::store::{Store, StoreLayer, keys};
 
 /// Bytes of the columns that are put together at once.
 const COLUMNS: usize = 96 << 20;
@@ -32,13 +32,13 @@ pub fn twin(
     let gguf = Gguf::open_header(store)?;
     let layers = Store::read(&gguf)?.layers;
     let mut pairs = Pairs::from(gguf.metadata());
-    pairs.retain(|key| !of_store(key));
+    pairs.retain(|key| !keys::of_store(key));
     let kept: Vec<&TensorInfo> =
         gguf.tensors().iter().filter(|tensor| !is_of_neurons(&tensor.name)).collect();
     let mut tensors: Vec<NewTensor> =
         kept.iter().map(|t| NewTensor::new(t.name.clone(), t.type_id, t.dims.to_vec())).collect();
     for (index, layer) in layers.iter().enumerate() {
-        tensors.extend(matrices(index, layer, &gguf));
+        tensors.extend(matrices(index, layer));
     }
     let mut writer = GgufWriter::create(out, &pairs, ALIGNMENT, &tensors, false)?;
     let total = writer.file_bytes();
@@ -66,7 +66,7 @@ pub fn twin(
         }
     }
     for (index, layer) in layers.iter().enumerate() {
-        let [gate, up, down] = matrices(index, layer, &gguf);
+        let [gate, up, down] = matrices(index, layer);
         for (matrix, at) in [(gate, 0), (up, layer.layout.gate_bytes)] {
             writer.begin(&matrix.name)?;
             for bundles in &layer.bundles {
@@ -79,18 +79,6 @@ pub fn twin(
         }
     }
     Ok(writer.finish()?)
-}
-
-/// Whether a key says something of a store, not of the model.
-fn of_store(key: &str) -> bool {
-    let exact = [
-        "neuropil.checksum",
-        "neuropil.source.sha256",
-        "neuropil.ffn_threshold",
-        "neuropil.gate4_threshold",
-        "neuropil.ffn_hot_count",
-    ];
-    key.starts_with("neuropil.store.") || key.starts_with("neuropil.predictor.") || exact.contains(&key)
 }
 
 /// Whether a tensor holds neurons, or something about them that only a store has.
@@ -109,16 +97,15 @@ fn down_type(layer: &StoreLayer) -> DType {
 }
 
 /// The gate, up and down matrices of a layer.
-fn matrices(index: usize, layer: &StoreLayer, gguf: &Gguf) -> [NewTensor; 3] {
+fn matrices(index: usize, layer: &StoreLayer) -> [NewTensor; 3] {
     let layout = layer.layout;
-    let numbered = gguf.tensor(&crate::store::bundle_name(index, None)).is_none();
     let (width, neurons) = (layout.width as u64, layout.neurons as u64);
     let matrix = |part: &str, dtype: DType, cols: u64, rows: u64| {
         let mut dims = vec![cols, rows];
-        if numbered {
+        if layer.numbered {
             dims.push(layer.bundles.len() as u64);
         }
-        let exps = if numbered { "_exps" } else { "" };
+        let exps = if layer.numbered { "_exps" } else { "" };
         NewTensor::new(format!("blk.{index}.ffn_{part}{exps}.weight"), tensor_id(dtype), dims)
     };
     [

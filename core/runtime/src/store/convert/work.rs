@@ -18,7 +18,7 @@ use super::plan::Plan;
 use super::source::Source;
 use super::{ConvertError, ConvertReport, LayerReport, resident};
 use crate::gguf::{CHECKSUM_KEY, GgufError, GgufWriter};
-use crate::store::ALIGNMENT;
+use crate::store::{ALIGNMENT, keys};
 
 /// Bytes of all buffers of the builders.
 const BUFFERS: usize = 576 << 20;
@@ -26,8 +26,6 @@ const BUFFERS: usize = 576 << 20;
 const MOST_BUILDERS: usize = 4;
 /// Bytes that are written between two questions whether to go on.
 const PIECE: usize = 4 << 20;
-
-const SHA_KEY: &str = "neuropil.source.sha256";
 
 /// A unit that is built: its bundles and what it lost.
 type Built = Result<(Vec<u8>, Losses), ConvertError>;
@@ -42,7 +40,7 @@ pub(super) fn run(
 ) -> Result<ConvertReport, ConvertError> {
     let Plan { mut pairs, layouts, resident, tensors, notes } = plan;
     let digest_room = "0".repeat(64);
-    pairs.set(SHA_KEY, source.sha256.clone().unwrap_or(digest_room));
+    pairs.set(keys::SOURCE_SHA256, source.sha256.clone().unwrap_or(digest_room));
     debug_assert!(pairs.get(CHECKSUM_KEY).is_none());
     let mut writer = GgufWriter::create(out, &pairs, ALIGNMENT, &tensors, true)?;
     let total = writer.file_bytes();
@@ -95,7 +93,7 @@ pub(super) fn run(
         }
     })?;
     if source.sha256.is_none() {
-        writer.set_late(SHA_KEY, &sha256.as_str().into())?;
+        writer.set_late(keys::SOURCE_SHA256, &sha256.as_str().into())?;
     }
     for (layer, (lost, layout)) in losses.iter().zip(&layouts).enumerate() {
         for (lost, dtype) in lost.iter().zip([layout.gate_type, layout.down_type]) {

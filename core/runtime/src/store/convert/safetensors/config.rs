@@ -8,6 +8,7 @@ use super::super::ConvertError;
 use super::super::source::{MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH};
 use super::{shown_value, whole};
 use crate::gguf::Pairs;
+use crate::store::keys;
 
 /// What the configuration says.
 pub(super) struct Config {
@@ -78,9 +79,12 @@ impl Config {
         number(&mut pairs, "attention.head_count", heads);
         number(&mut pairs, "attention.head_count_kv", kv_heads);
         number(&mut pairs, "vocab_size", required("vocab_size", 1 << 31)?);
-        let head_dim = whole(config, "head_dim").unwrap_or(width / heads);
+        let head_dim = match config.get("head_dim") {
+            None | Some(Value::Null) if heads <= width => width / heads,
+            _ => required("head_dim", 1 << 16)?,
+        };
         number(&mut pairs, "rope.dimension_count", head_dim);
-        if head_dim * heads != width {
+        if head_dim.checked_mul(heads) != Some(width) {
             number(&mut pairs, "attention.key_length", head_dim);
             number(&mut pairs, "attention.value_length", head_dim);
         }
@@ -116,6 +120,12 @@ impl Config {
                     let [Some(low), Some(high), Some(original)] = numbers else {
                         return Err(refused("rope_scaling of llama3 lacks one of its four numbers".into()));
                     };
+                    if low >= high {
+                        let reason = format!(
+                            "low_freq_factor of rope_scaling is {low}, which is not below high_freq_factor, {high}"
+                        );
+                        return Err(refused(reason));
+                    }
                     rope_divisors = Some(llama3(theta, head_dim, factor, low, high, original));
                 }
                 _ => {
@@ -133,7 +143,7 @@ impl Config {
             (None, "relu") => Some("relu"),
             (None, "fatrelu") => {
                 let cut = config.get("hidden_act_param").and_then(Value::as_f64).unwrap_or(0.0);
-                pairs.set("neuropil.ffn_activation_threshold", cut as f32);
+                pairs.set(keys::ACTIVATION_THRESHOLD, cut as f32);
                 Some("relu")
             }
             (None, "relu2" | "relu_squared") => Some("relu2"),
@@ -146,7 +156,7 @@ impl Config {
             }
         };
         if let Some(name) = named {
-            pairs.set("neuropil.ffn_activation", name);
+            pairs.set(keys::ACTIVATION, name);
         }
         for key in ["attention_bias", "mlp_bias"] {
             if config.get(key).and_then(Value::as_bool) == Some(true) {
@@ -177,5 +187,5 @@ fn llama3(theta: f64, head_dim: u64, factor: f64, low: f64, high: f64, original:
             1.0 / ((1.0 - smooth) / factor + smooth)
         }
     };
-    (0..head_dim.min(1 << 16) / 2).map(|pair| of(pair) as f32).collect()
+    (0..head_dim / 2).map(|pair| of(pair) as f32).collect()
 }

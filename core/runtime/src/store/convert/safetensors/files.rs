@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use super::super::source::{Blob, Bytes};
 use super::super::{ConvertError, buffer};
+use super::header::{Header, Index, MAX_ENTRIES};
 use crate::gguf::{GgufError, read_at};
 use crate::shown::shown;
 
 /// The most bytes of a header; the largest models have some MB.
 const MAX_HEADER: u64 = 32 << 20;
-/// The most files of a model, and the most tensors.
-const MAX_FILES: usize = 1024;
-const MAX_ENTRIES: usize = 1 << 18;
+/// The most that a tree of a document may hold: those of the largest vocabularies, and no more than some hundred MB.
+const MAX_TREE: usize = 4 << 20;
 
 /// A tensor of one of the files.
 pub(super) struct Entry {
@@ -51,17 +51,11 @@ impl Files {
     pub(super) fn open(folder: &Path) -> Result<Files, ConvertError> {
         let index = folder.join("model.safetensors.index.json");
         let paths = if index.is_file() {
-            let document = json(&index, 32 << 20)?;
-            let map = document.get("weight_map").and_then(Value::as_object);
-            let map = map.ok_or_else(|| refused(&index, "it has no weight_map"))?;
-            let mut names: Vec<&str> = map.values().filter_map(Value::as_str).collect();
-            names.sort_unstable();
-            names.dedup();
-            if names.is_empty()
-                || names.len() > MAX_FILES
-                || names.iter().any(|name| name.contains(['/', '\\']))
-            {
-                return Err(refused(&index, "it names no files, too many, or some in other folders"));
+            let Index(names) = serde_json::from_slice(&document(&index, MAX_HEADER)?).map_err(|error| {
+                refused(&index, &format!("it is no index of files ({})", shown(&error.to_string())))
+            })?;
+            if names.is_empty() || names.iter().any(|name| name.contains(['/', '\\'])) {
+                return Err(refused(&index, "it names no files, or some in other folders"));
             }
             names.into_iter().map(|name| folder.join(name)).collect()
         } else {
@@ -96,17 +90,18 @@ impl Files {
         if read_at(&file, &mut bytes, 8).map_err(failed)? < bytes.len() {
             return Err(refused(&path, "it has become shorter"));
         }
-        let document: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| refused(&path, &format!("its header is no JSON ({error})")))?;
-        let object = document.as_object().ok_or_else(|| refused(&path, "its header is no object"))?;
+        let Header(declared) = serde_json::from_slice(&bytes).map_err(|error| {
+            refused(&path, &format!("its header is not as it should be ({})", shown(&error.to_string())))
+        })?;
+        drop(bytes);
         let data = 8 + header;
-        for (name, entry) in object.iter().filter(|(name, _)| *name != "__metadata__") {
+        for (name, entry) in declared {
             let wrong = |reason: &str| ConvertError::Tensor {
                 file: path.clone(),
-                tensor: shown(name),
+                tensor: shown(&name),
                 reason: reason.into(),
             };
-            let dtype = match entry.get("dtype").and_then(Value::as_str) {
+            let dtype = match entry.dtype.as_deref() {
                 Some("F32") => DType::F32,
                 Some("F16") => DType::F16,
                 Some("BF16") => DType::BF16,
@@ -118,17 +113,12 @@ impl Files {
                     return Err(wrong(&reason));
                 }
             };
-            let numbers = |key: &str| -> Option<Vec<u64>> {
-                entry.get(key)?.as_array()?.iter().map(Value::as_u64).collect()
-            };
-            let (Some(shape), Some([start, end])) =
-                (numbers("shape"), numbers("data_offsets").and_then(|o| <[u64; 2]>::try_from(o).ok()))
-            else {
+            let (Some(shape), Some(&[start, end])) = (entry.shape, entry.offsets.as_deref()) else {
                 return Err(wrong("has no shape or no place"));
             };
             let wanted = shape.iter().try_fold(dtype.block_bytes() as u64, |bytes, n| bytes.checked_mul(*n));
             let inside = end.checked_add(data).is_some_and(|end| end <= len);
-            if !inside || end.checked_sub(start) != wanted || shape.contains(&0) || shape.len() > 4 {
+            if !inside || end.checked_sub(start) != wanted || shape.contains(&0) {
                 return Err(wrong(
                     "has a place that does not fit its shape or its file; the file is cut or damaged",
                 ));
@@ -137,7 +127,7 @@ impl Files {
                 return Err(refused(&path, "it has too many tensors"));
             }
             let (file, at, bytes) = (self.files.len(), data + start, end - start);
-            self.entries.push(Entry { name: name.clone(), dtype, shape, file, at, bytes });
+            self.entries.push(Entry { name, dtype, shape, file, at, bytes });
         }
         self.files.push((path, file));
         Ok(())
@@ -172,8 +162,18 @@ fn refused(path: &Path, reason: &str) -> ConvertError {
     ConvertError::Source { file: path.into(), reason: reason.into() }
 }
 
-/// A JSON document of at most `limit` bytes.
+/// A JSON document of at most `limit` bytes, as a tree.
 pub(super) fn json(path: &Path, limit: u64) -> Result<Value, ConvertError> {
+    let bytes = document(path, limit)?;
+    if tree(&bytes) > MAX_TREE {
+        return Err(refused(path, "it has more values than that of any model"));
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|error| refused(path, &format!("it is no valid JSON ({error}); get it again")))
+}
+
+/// The bytes of a document, at most `limit`.
+fn document(path: &Path, limit: u64) -> Result<Vec<u8>, ConvertError> {
     let failed = |source: io::Error| GgufError::Io { file: path.into(), source };
     let metadata = path.metadata().map_err(failed)?;
     if !metadata.is_file() || metadata.len() > limit {
@@ -182,6 +182,33 @@ pub(super) fn json(path: &Path, limit: u64) -> Result<Value, ConvertError> {
     let mut bytes = buffer(metadata.len())?;
     let file = File::open(path).map_err(failed)?;
     let got = read_at(&file, &mut bytes, 0).map_err(failed)?;
-    serde_json::from_slice(bytes.get(..got).unwrap_or_default())
-        .map_err(|error| refused(path, &format!("it is no valid JSON ({error}); get it again")))
+    bytes.truncate(got);
+    Ok(bytes)
+}
+
+/// What the tree of a document takes, counted in values: lists and objects have room for some from the start.
+fn tree(bytes: &[u8]) -> usize {
+    let (mut values, mut in_text, mut escaped) = (0, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' if !in_text => values += 1,
+            b'[' if !in_text => values += 4,
+            b'{' if !in_text => values += 8,
+            _ => {}
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_in_texts_is_no_value() {
+        assert_eq!(tree(br#"{"a,[{": [1, "\"{,", 2], "b": {}}"#), 8 + 4 + 2 + 1 + 8);
+    }
 }

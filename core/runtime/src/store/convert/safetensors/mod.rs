@@ -6,6 +6,7 @@
 
 mod config;
 mod files;
+mod header;
 mod names;
 mod tokenizer;
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use neuropil_device::{DType, quant};
 use serde_json::Value;
 
+use super::plan::layer_of;
 use super::source::{Blob, Bytes, Content, Down, Layer, MAX_NEURONS, Neurons, Resident, Rows, Source};
 use super::{ConvertError, buffer};
 use crate::shown::shown;
@@ -37,7 +39,7 @@ pub(super) fn folder(path: &Path) -> Option<PathBuf> {
 /// Opens the model in a folder.
 pub(super) fn open(folder: &Path) -> Result<Source, ConvertError> {
     let config_path = folder.join("config.json");
-    let config = Config::read(&files::json(&config_path, 16 << 20)?, &config_path)?;
+    let config = Config::read(&files::json(&config_path, 4 << 20)?, &config_path)?;
     let files = Files::open(folder)?;
     let mut pairs = config.pairs.clone();
     tokenizer::read(folder, &mut pairs, &config)?;
@@ -58,7 +60,7 @@ pub(super) fn open(folder: &Path) -> Result<Source, ConvertError> {
 
 /// By layer, then by name with numbers as numbers would be: the files' own order depends on how they were saved.
 fn order_of(name: &str) -> (usize, &str) {
-    (super::plan::layer_of(name).map_or(0, |layer| layer + 1), name)
+    (layer_of(name).map_or(0, |layer| layer + 1), name)
 }
 
 fn owned(name: &str, len: u64, bytes: Vec<u8>) -> Resident {
@@ -86,6 +88,15 @@ impl Parts<'_> {
                     .into(),
             ));
         };
+        let layers = self.config.layers;
+        let layer = match &place {
+            Place::Neurons { layer, .. } => Some(*layer),
+            Place::Vector(name) | Place::Matrix(name) | Place::Heads { name, .. } => layer_of(name),
+            Place::Nowhere => None,
+        };
+        if layer.is_some_and(|layer| layer as u64 >= layers) {
+            return Err(refused(format!("is in no layer of the {layers} that config.json says there are")));
+        }
         match place {
             Place::Nowhere => {}
             Place::Vector(name) => {
@@ -100,9 +111,15 @@ impl Parts<'_> {
                 self.matrix(name, index, entry, Some(heads))?;
             }
             Place::Neurons { layer, expert, part } => {
+                let experts = self.config.experts;
+                if expert.map_or(experts > 0, |expert| expert as u64 >= experts) {
+                    return Err(refused(format!("does not go with the {experts} experts of config.json")));
+                }
                 let found = self.neurons.entry((layer, expert)).or_default();
-                if let Some(slot) = found.get_mut(part) {
-                    *slot = Some(index);
+                if let Some(slot) = found.get_mut(part)
+                    && slot.replace(index).is_some()
+                {
+                    return Err(refused("has the place of another tensor".into()));
                 }
             }
         }
