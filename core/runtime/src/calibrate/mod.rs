@@ -30,7 +30,7 @@ use neuropil_device::DType;
 use crate::engine::{Engine, EngineError, SessionOptions};
 use crate::gguf::{Array, Gguf, NewTensor, Value, tensor_id};
 use crate::predict::{GateObserver, Prediction, SharedObserver};
-use crate::store::{Additions, BATCHES, ConvertOptions, Store, convert};
+use crate::store::{Additions, BATCHES, ConvertOptions, Store, convert, keys};
 
 use counts::LayerCounts;
 use memory::room;
@@ -233,7 +233,7 @@ impl Run<'_, '_> {
             additions.tensors.push((tensor, bytes));
         }
         let overlaps: Vec<f32> = overlap(counts).map(|share| share as f32).collect();
-        additions.pairs.set("neuropil.ffn_overlap", floats(&overlaps));
+        additions.pairs.set(keys::OVERLAP, floats(&overlaps));
         Ok(())
     }
 

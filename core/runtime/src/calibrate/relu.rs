@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::{NewTensor, tensor_id};
 use crate::predict::Prediction;
-use crate::store::{Additions, Store};
+use crate::store::{Additions, Store, keys};
 
 use super::counts::Counts;
 use super::fold::{Row, rows};
@@ -21,8 +21,6 @@ use super::{
 
 /// Memory for samples of all layers.
 const SAMPLE_BYTES: usize = 1 << 30;
-/// The key that says how a store's neurons are chosen when nobody else does.
-const PREDICT_KEY: &str = "neuropil.predict";
 
 impl Run<'_, '_> {
     /// Counts, fits, writes, and looks at the result.
@@ -43,9 +41,9 @@ impl Run<'_, '_> {
         all_seen(&samples.layers, |samples| samples.tokens > 0)?;
         let mut additions = Additions::default();
         let predictors = self.predictors(&engine, &samples, rank, share, &mut additions)?;
-        if engine.gguf().metadata().get(PREDICT_KEY).is_some() {
+        if engine.gguf().metadata().get(keys::PREDICT).is_some() {
             // What an earlier calibration said does not hold for this one.
-            additions.pairs.set(PREDICT_KEY, Prediction::Auto.name());
+            additions.pairs.set(keys::PREDICT, Prediction::Auto.name());
         }
         drop((engine, samples));
         self.finish(&counts, &mut additions)?;
@@ -59,7 +57,7 @@ impl Run<'_, '_> {
             }
             None => {
                 let mut last = Additions::default();
-                last.pairs.set(PREDICT_KEY, prediction.name());
+                last.pairs.set(keys::PREDICT, prediction.name());
                 self.write(staged.path(), out, last)?;
                 self.before
             }
@@ -91,8 +89,8 @@ impl Run<'_, '_> {
             return Ok((chosen, Some(self.before)));
         }
         // Predictors that a model brings are a part of it, and no choice of ours.
-        let own = chosen == Prediction::Model
-            && engine.gguf().metadata().get("neuropil.predictor.active").is_none();
+        let own =
+            chosen == Prediction::Model && engine.gguf().metadata().get(keys::PREDICTOR_ACTIVE).is_none();
         let limit = if own { f64::INFINITY } else { self.limit() };
         let tried = loss(&engine, &self.text.tries, "trying the prediction", self.progress)?;
         if tried - self.tried > limit {
@@ -157,15 +155,15 @@ impl Run<'_, '_> {
         }
         let mut reports = Vec::new();
         if self.shapes.iter().all(|shape| four_bits_fit(shape.width)) {
-            additions.pairs.set("neuropil.gate4_threshold", floats(&four_bits.cuts(2)));
-            additions.pairs.set("neuropil.gate4_active", floats(&four_bits.evaluated(2)));
+            additions.pairs.set(keys::GATE4_THRESHOLD, floats(&four_bits.cuts(2)));
+            additions.pairs.set(keys::GATE4_ACTIVE, floats(&four_bits.evaluated(2)));
             reports.push(four_bits.report("gate in 4 bits".into()));
         }
         if let Some(rank) = rank {
-            additions.pairs.set("neuropil.predictor.input", "normed");
-            additions.pairs.set("neuropil.predictor.activation", "linear");
-            additions.pairs.set("neuropil.predictor.threshold", floats(&low_rank.cuts(1)));
-            additions.pairs.set("neuropil.predictor.active", floats(&low_rank.evaluated(1)));
+            additions.pairs.set(keys::PREDICTOR_INPUT, "normed");
+            additions.pairs.set(keys::PREDICTOR_ACTIVATION, "linear");
+            additions.pairs.set(keys::PREDICTOR_THRESHOLD, floats(&low_rank.cuts(1)));
+            additions.pairs.set(keys::PREDICTOR_ACTIVE, floats(&low_rank.evaluated(1)));
             reports.push(low_rank.report(format!("rank {rank}")));
         }
         Ok(reports)

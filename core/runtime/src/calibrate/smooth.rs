@@ -10,7 +10,7 @@ use neuropil_device::DType;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::{NewTensor, tensor_id};
 use crate::predict::Prediction;
-use crate::store::{Additions, Store};
+use crate::store::{Additions, Store, keys};
 
 use super::allocate::{PROBE, mean, predicted, price_of, shares, shares_of_mean};
 use super::centre::{Centres, Curve};
@@ -67,7 +67,7 @@ impl Run<'_, '_> {
         all_seen(&counts, |counts| counts.batches[0] > 0)?;
         drop(engine);
         let mut additions = Additions::default();
-        additions.pairs.set("neuropil.ffn_threshold", floats(&cuts));
+        additions.pairs.set(keys::THRESHOLD, floats(&cuts));
         self.finish(&counts, &mut additions)?;
         self.write(staged.path(), out, additions)?;
         let report = self.report(&counts, Prediction::Threshold, after);
@@ -114,7 +114,7 @@ impl Run<'_, '_> {
             }
             all.push(experts);
         }
-        additions.pairs.set("neuropil.ffn_threshold", floats(&vec![0.0; all.len()]));
+        additions.pairs.set(keys::THRESHOLD, floats(&vec![0.0; all.len()]));
         Ok((additions, all))
     }
 

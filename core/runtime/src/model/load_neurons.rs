@@ -8,21 +8,12 @@ use neuropil_device::{
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::{Decision, Neurons};
 use crate::predict::{Centred, Gate4, LowRank, Prediction, PredictorInput, Thresholds};
-use crate::store::{BATCHES, Layout, Store};
+use crate::store::{BATCHES, Layout, Store, keys, neuron_tensor_name};
 use crate::submit::Placed;
 
 use super::load::Loader;
 use super::tensors::TensorShape;
 use super::{ModelError, ModelSpec};
-
-/// The key of the cuts of the centred thresholds.
-const THRESHOLD_KEY: &str = "neuropil.ffn_threshold";
-
-/// What `auto` takes, where calibration has found that predictors cost too much.
-const PREDICT_KEY: &str = "neuropil.predict";
-
-/// The share of neurons that calibrated predictors evaluate; a model's own have no such key.
-const ACTIVE_KEY: &str = "neuropil.predictor.active";
 
 /// Bytes of bundles that are read at a time.
 const CHUNK: usize = 1 << 20;
@@ -60,30 +51,30 @@ impl StoreView {
         let metadata = gguf.metadata();
         let store = Store::read(gguf)?;
         let prediction = choose(gguf, &store, activation, prediction)?;
-        let input = match metadata.str("neuropil.predictor.input")? {
+        let input = match metadata.str(keys::PREDICTOR_INPUT)? {
             None | Some("residual") => PredictorInput::Residual,
             Some("normed") => PredictorInput::Normed,
             Some(other) => {
                 let reason = "it must be residual or normed";
-                return Err(ModelError::key("neuropil.predictor.input", other, reason));
+                return Err(ModelError::key(keys::PREDICTOR_INPUT, other, reason));
             }
         };
-        let relu = match metadata.str("neuropil.predictor.activation")? {
+        let relu = match metadata.str(keys::PREDICTOR_ACTIVATION)? {
             None | Some("relu") => true,
             Some("linear") => false,
             Some(other) => {
                 let reason = "it must be relu or linear";
-                return Err(ModelError::key("neuropil.predictor.activation", other, reason));
+                return Err(ModelError::key(keys::PREDICTOR_ACTIVATION, other, reason));
             }
         };
-        let hot = metadata.u64("neuropil.ffn_hot_count")?.unwrap_or(0);
+        let hot = metadata.u64(keys::HOT_COUNT)?.unwrap_or(0);
         let hot = usize::try_from(hot).unwrap_or(usize::MAX);
-        let cuts = metadata.f32s(THRESHOLD_KEY)?.unwrap_or_default();
+        let cuts = metadata.f32s(keys::THRESHOLD)?.unwrap_or_default();
         if let Some(cut) = cuts.iter().find(|cut| !cut.is_finite()) {
-            return Err(ModelError::key(THRESHOLD_KEY, cut, "it must be a finite number"));
+            return Err(ModelError::key(keys::THRESHOLD, cut, "it must be a finite number"));
         }
         if !cuts.is_empty() && cuts.len() != store.layers.len() {
-            return Err(ModelError::key(THRESHOLD_KEY, cuts.len(), "it must have an entry for each layer"));
+            return Err(ModelError::key(keys::THRESHOLD, cuts.len(), "it must have an entry for each layer"));
         }
         let none = store.layers.iter().map(|_| 0.0).skip(cuts.len());
         let thresholds = Thresholds::new(cuts.iter().copied().chain(none));
@@ -118,8 +109,10 @@ fn choose(
     let smooth = matches!(activation.kind, ActivationKind::Silu | ActivationKind::Gelu);
     match asked {
         Prediction::Custom => Ok(Prediction::Custom),
-        Prediction::Auto if model && gguf.metadata().get(ACTIVE_KEY).is_none() => Ok(Prediction::Model),
-        Prediction::Auto if relu => match gguf.metadata().str(PREDICT_KEY)? {
+        Prediction::Auto if model && gguf.metadata().get(keys::PREDICTOR_ACTIVE).is_none() => {
+            Ok(Prediction::Model)
+        }
+        Prediction::Auto if relu => match gguf.metadata().str(keys::PREDICT)? {
             Some("gate") => Ok(Prediction::Gate),
             _ => cheapest(gguf, store, model),
         },
@@ -150,7 +143,7 @@ fn cheapest(gguf: &Gguf, store: &Store, model: bool) -> Result<Prediction, Model
         let values = metadata.f32s(key)?.filter(|values| !values.is_empty());
         Ok(values.map(|values| values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len() as f64))
     };
-    let (Some(gate4), Some(layer)) = (mean("neuropil.gate4_active")?, store.layers.first()) else {
+    let (Some(gate4), Some(layer)) = (mean(keys::GATE4_ACTIVE)?, store.layers.first()) else {
         return Ok(Prediction::Gate);
     };
     let Layout { width, neurons, gate_bytes, stride, .. } = layer.layout;
@@ -161,11 +154,13 @@ fn cheapest(gguf: &Gguf, store: &Store, model: bool) -> Result<Prediction, Model
         Some(row) => (neurons * row) as f64 + neurons_read(gate4) * stride as f64,
         None => f64::INFINITY,
     };
-    let low_rank = match mean(ACTIVE_KEY)?.filter(|_| model) {
+    let low_rank = match mean(keys::PREDICTOR_ACTIVE)?.filter(|_| model) {
         None => f64::INFINITY,
         Some(active) => {
-            let of =
-                |part: &str| gguf.tensor(&format!("blk.0.{part}.weight")).map_or(0, |tensor| tensor.bytes);
+            let expert = layer.numbered.then_some(0);
+            let of = |part: &str| {
+                gguf.tensor(&neuron_tensor_name(0, part, expert)).map_or(0, |tensor| tensor.bytes)
+            };
             (of("fc1") + of("fc2")) as f64 + neurons_read(active) * stride as f64
         }
     };
@@ -177,21 +172,8 @@ fn cheapest(gguf: &Gguf, store: &Store, model: bool) -> Result<Prediction, Model
     })
 }
 
-/// An expert of a layer; of a layer without experts, 0 of none.
-#[derive(Clone, Copy)]
-struct Place {
-    layer: usize,
-    expert: Option<usize>,
-}
-
-impl Place {
-    fn name(self, part: &str) -> String {
-        match self.expert {
-            None => format!("blk.{}.{part}.weight", self.layer),
-            Some(expert) => format!("blk.{}.{part}.{expert}.weight", self.layer),
-        }
-    }
-}
+/// A layer, and one of its experts if it has several.
+type Place = (usize, Option<usize>);
 
 impl Loader<'_> {
     /// The neurons of a layer, or of one of its experts, out of the store.
@@ -201,7 +183,7 @@ impl Loader<'_> {
         layer: usize,
         expert: Option<usize>,
     ) -> Result<Neurons, ModelError> {
-        let place = Place { layer, expert };
+        let place = (layer, expert);
         let missing = || ModelError::StoreShape {
             found: "too few layers or experts".into(),
             wanted: format!("layer {layer}, expert {}", expert.unwrap_or(0)),
@@ -287,7 +269,7 @@ impl Loader<'_> {
             }
             Prediction::Gate4 => {
                 let weight = prepare(&*device)?;
-                let threshold = self.per_layer("neuropil.gate4_threshold", layer)?.unwrap_or(0.0);
+                let threshold = self.per_layer(keys::GATE4_THRESHOLD, layer)?.unwrap_or(0.0);
                 Decision::Predicted(Box::new(Gate4::new(
                     Placed { weight, device: device.clone() },
                     threshold,
@@ -311,19 +293,29 @@ impl Loader<'_> {
         })
     }
 
-    fn centred(&mut self, view: &StoreView, place: Place, layout: &Layout) -> Result<Centred, ModelError> {
-        let fold = self.matrix(&place.name("ffn_fold"), layout.width, layout.width)?;
-        let center = place.name("ffn_center");
+    fn centred(
+        &mut self,
+        view: &StoreView,
+        (layer, expert): Place,
+        layout: &Layout,
+    ) -> Result<Centred, ModelError> {
+        let fold = self.matrix(&neuron_tensor_name(layer, "ffn_fold", expert), layout.width, layout.width)?;
+        let center = neuron_tensor_name(layer, "ffn_center", expert);
         let center = self.vector(center.trim_end_matches(".weight"))?;
-        Ok(Centred::new(fold, center, view.thresholds.clone(), place.layer))
+        Ok(Centred::new(fold, center, view.thresholds.clone(), layer))
     }
 
-    fn low_rank(&mut self, view: &StoreView, place: Place, layout: &Layout) -> Result<LowRank, ModelError> {
-        let (fc1, fc2) = (place.name("fc1"), place.name("fc2"));
+    fn low_rank(
+        &mut self,
+        view: &StoreView,
+        (layer, expert): Place,
+        layout: &Layout,
+    ) -> Result<LowRank, ModelError> {
+        let (fc1, fc2) = (neuron_tensor_name(layer, "fc1", expert), neuron_tensor_name(layer, "fc2", expert));
         let rank = self.gguf.require(&fc1)?.dims.get(1).copied().unwrap_or(1) as usize;
         let first = self.matrix(&fc1, rank, layout.width)?;
         let second = self.matrix(&fc2, layout.neurons, rank)?;
-        let threshold = self.per_layer("neuropil.predictor.threshold", place.layer)?.unwrap_or(0.0);
+        let threshold = self.per_layer(keys::PREDICTOR_THRESHOLD, layer)?.unwrap_or(0.0);
         Ok(LowRank::new([first, second], rank, view.relu, view.input, threshold))
     }
 

@@ -30,13 +30,24 @@ pub(crate) const HOT_COUNT: &str = "neuropil.ffn_hot_count";
 pub(crate) const THRESHOLD: &str = "neuropil.ffn_threshold";
 /// What begins the keys of the gate in 4 bits.
 const GATE4: &str = "neuropil.gate4_";
+/// Cuts of the gate in 4 bits.
+pub(crate) const GATE4_THRESHOLD: &str = "neuropil.gate4_threshold";
+/// Share of the neurons that such a cut leaves.
+pub(crate) const GATE4_ACTIVE: &str = "neuropil.gate4_active";
 /// Share of the neurons that fired for the token before too.
-const OVERLAP: &str = "neuropil.ffn_overlap";
+pub(crate) const OVERLAP: &str = "neuropil.ffn_overlap";
+
+/// What `auto` takes, where calibration found that predictors cost too much.
+pub(crate) const PREDICT: &str = "neuropil.predict";
 
 /// What begins the keys of the predictors.
 const PREDICTOR: &str = "neuropil.predictor.";
 /// The stream that they read.
 pub(crate) const PREDICTOR_INPUT: &str = "neuropil.predictor.input";
+/// What stands between their matrices.
+pub(crate) const PREDICTOR_ACTIVATION: &str = "neuropil.predictor.activation";
+/// Share of neurons that fitted ones evaluate; a model's own have no such key.
+pub(crate) const PREDICTOR_ACTIVE: &str = "neuropil.predictor.active";
 /// Scores above it fire.
 pub(crate) const PREDICTOR_THRESHOLD: &str = "neuropil.predictor.threshold";
 /// The value of [`PREDICTOR_INPUT`] of predictors that came with a model; those that were fitted read the normed stream.
@@ -55,7 +66,7 @@ pub(crate) fn is_layout(key: &str) -> bool {
 
 /// Whether a key holds what calibration measured of the weights.
 pub(crate) fn is_measured(key: &str) -> bool {
-    key == THRESHOLD || key == OVERLAP || key.starts_with(GATE4)
+    [THRESHOLD, OVERLAP, PREDICT].contains(&key) || key.starts_with(GATE4)
 }
 
 /// Whether a key is about predictors.
@@ -70,7 +81,8 @@ mod tests {
     #[test]
     fn a_twin_keeps_the_activation_and_nothing_of_the_store() {
         let names = ["gate4_active", "gate4_threshold", "ffn_overlap", "ffn_threshold", "ffn_hot_count"];
-        let more = ["predictor.input", "predictor.active", "store.stride", "checksum", "source.sha256"];
+        let more =
+            ["predict", "predictor.input", "predictor.active", "store.stride", "checksum", "source.sha256"];
         for name in names.iter().chain(&more) {
             assert!(of_store(&format!("neuropil.{name}")), "{name}");
         }
