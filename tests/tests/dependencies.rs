@@ -21,10 +21,11 @@ const TOP: [&str; 3] = ["neuropil-cli", "neuropil-tests", "neuropil-benches"];
 const REFUSED: [&str; 5] = ["tokio", "async-std", "smol", "hyper", "reqwest"];
 
 /// Files and folders whose code may be unsafe.
-const UNSAFE_CODE: [&str; 8] = [
+const UNSAFE_CODE: [&str; 9] = [
     "core/device/src/arena.rs",
     "core/device/src/bytes.rs",
     "core/runtime/src/gguf/map.rs",
+    "core/runtime/src/io/uring.rs",
     "backends/cpu/src/arch/",
     "backends/cpu/src/mem.rs",
     "backends/cpu/src/pool/",

@@ -5,10 +5,14 @@
 //! one atomic. A job *owns* the leases of what it touches, so no safe code can race with a device that is still
 //! working. The invariant behind the unsafe code is: a `&[u8]` into a slot exists
 //! only while that slot's count is positive, a `&mut [u8]` only while it is [`WRITER`].
+//!
+//! An arena may also lie over foreign bytes, such as a memory map of a file ([`Arena::mapped`]); it is read-only then.
+//! Both kinds keep a pointer to their first slot, so the way to a slot is the same and has no branch.
 
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,8 +33,16 @@ pub const SLOT_ALIGNMENT: usize = 64;
 /// Lists of pinned slots that an arena keeps for reuse: as many as jobs are under way at once, roughly.
 const MOST_LISTS: usize = 64;
 
+/// Who owns the bytes.
+enum Owner {
+    Arena(#[expect(dead_code, reason = "keeps the bytes alive")] AlignedBytes),
+    Foreign(#[expect(dead_code, reason = "keeps the bytes alive")] Arc<dyn AsRef<[u8]> + Send + Sync>),
+}
+
 struct Memory {
-    bytes: AlignedBytes,
+    /// The first slot, somewhere in the owner's bytes.
+    first: NonNull<u8>,
+    owner: Owner,
     /// Distance between slots, a multiple of their alignment.
     stride: usize,
     slot_bytes: usize,
@@ -45,6 +57,8 @@ struct Memory {
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
+// A panic while a lease is held drops the lease, and what it left in the bytes is still bytes.
+impl std::panic::RefUnwindSafe for Memory {}
 
 /// Aligned memory cut into slots. Cheap to clone: clones share the memory.
 #[derive(Clone)]
@@ -76,7 +90,39 @@ impl Arena {
         let bytes = AlignedBytes::aligned(bytes, alignment.max(ARENA_ALIGNMENT)).map_err(|_| refuse())?;
         let leases = leases.into_boxed_slice();
         let lists = Mutex::default();
-        Ok(Arena { memory: Arc::new(Memory { bytes, stride, slot_bytes, leases, lists }) })
+        let (first, owner) = (bytes.start(), Owner::Arena(bytes));
+        Ok(Arena { memory: Arc::new(Memory { first, owner, stride, slot_bytes, leases, lists }) })
+    }
+
+    /// A read-only arena over bytes of somebody else, such as a memory map: `slots` slots of `stride` bytes, one after
+    /// the other, from byte `offset` on. Slots are aligned as the bytes are, so take [`ReadLease::bytes`] of them;
+    /// [`ReadLease::slice`] panics where they are not aligned for its type.
+    ///
+    /// # Errors
+    /// [`DeviceError::Mismatch`] when there are not as many bytes, [`DeviceError::OutOfMemory`] when the counts of
+    /// leases are not to be had.
+    pub fn mapped(
+        memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
+        offset: usize,
+        slots: usize,
+        stride: usize,
+    ) -> Result<Arena, DeviceError> {
+        let bytes = (*memory).as_ref();
+        let end = slots.checked_mul(stride).and_then(|bytes| bytes.checked_add(offset));
+        let inside = end.and_then(|end| bytes.get(offset..end)).ok_or(DeviceError::Mismatch {
+            what: "bytes of mapped memory",
+            needed: end.unwrap_or(usize::MAX),
+            found: bytes.len(),
+        })?;
+        let first = NonNull::from(inside).cast();
+        let mut leases = Vec::new();
+        leases
+            .try_reserve_exact(slots)
+            .map_err(|_| DeviceError::OutOfMemory { device: "host".into(), bytes: slots })?;
+        leases.resize_with(slots, || AtomicI32::new(0));
+        let (leases, lists) = (leases.into_boxed_slice(), Mutex::default());
+        let owner = Owner::Foreign(memory);
+        Ok(Arena { memory: Arc::new(Memory { first, owner, stride, slot_bytes: stride, leases, lists }) })
     }
 
     /// Number of slots.
@@ -89,6 +135,11 @@ impl Arena {
         self.memory.slot_bytes
     }
 
+    /// Bytes from the start of a slot to that of the next.
+    pub fn stride(&self) -> usize {
+        self.memory.stride
+    }
+
     /// Leases a slot for reading.
     ///
     /// # Errors
@@ -98,21 +149,77 @@ impl Arena {
     /// When there is no such slot.
     pub fn read(&self, slot: usize) -> Result<ReadLease, DeviceError> {
         add_reader(&self.memory.leases[slot])?;
-        Ok(ReadLease { memory: self.memory.clone(), slot })
+        Ok(ReadLease { memory: self.memory.clone(), slot, count: 1, len: self.memory.slot_bytes })
+    }
+
+    /// Leases neighbouring slots for reading, as one slice of [`Arena::stride`] bytes per slot.
+    ///
+    /// # Errors
+    /// [`DeviceError::Leased`] while somebody writes one of them; then none is leased.
+    ///
+    /// # Panics
+    /// When there are no such slots; then none is leased.
+    pub fn read_run(&self, slots: Range<usize>) -> Result<ReadLease, DeviceError> {
+        let leases = &self.memory.leases[slots.clone()];
+        for (taken, lease) in leases.iter().enumerate() {
+            if let Err(error) = add_reader(lease) {
+                for lease in &leases[..taken] {
+                    lease.fetch_sub(1, Ordering::Release);
+                }
+                return Err(error);
+            }
+        }
+        let (count, len) = (slots.len(), slots.len() * self.memory.stride);
+        Ok(ReadLease { memory: self.memory.clone(), slot: slots.start, count, len })
     }
 
     /// Leases a slot for writing.
     ///
     /// # Errors
-    /// [`DeviceError::Leased`] while somebody reads or writes it.
+    /// [`DeviceError::Leased`] while somebody reads or writes it, [`DeviceError::ReadOnly`] for foreign bytes.
     ///
     /// # Panics
     /// When there is no such slot.
     pub fn write(&self, slot: usize) -> Result<WriteLease, DeviceError> {
-        self.memory.leases[slot]
-            .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
-            .map_err(|_| DeviceError::Leased)?;
-        Ok(WriteLease { memory: self.memory.clone(), slot })
+        self.memory.check_writable()?;
+        add_writer(&self.memory.leases[slot])?;
+        Ok(WriteLease { memory: self.memory.clone(), slot, count: 1, len: self.memory.slot_bytes })
+    }
+
+    /// Leases neighbouring slots for writing, as one slice of [`Arena::stride`] bytes per slot. So slots whose size is
+    /// a multiple of their alignment lie in it without a gap, and one long read can fill them.
+    ///
+    /// # Errors
+    /// As [`Arena::write`]; then none is leased.
+    ///
+    /// # Panics
+    /// When there are no such slots; then none is leased.
+    pub fn write_run(&self, slots: Range<usize>) -> Result<WriteLease, DeviceError> {
+        self.memory.check_writable()?;
+        let leases = &self.memory.leases[slots.clone()];
+        for (taken, lease) in leases.iter().enumerate() {
+            if let Err(error) = add_writer(lease) {
+                for lease in &leases[..taken] {
+                    lease.store(0, Ordering::Release);
+                }
+                return Err(error);
+            }
+        }
+        let (count, len) = (slots.len(), slots.len() * self.memory.stride);
+        Ok(WriteLease { memory: self.memory.clone(), slot: slots.start, count, len })
+    }
+
+    /// Gives the memory of whole pages inside these neighbouring slots back to the system, where that can be done (on
+    /// Linux). The contents of the slots are unspecified from then on: what they were, or zero.
+    ///
+    /// # Errors
+    /// As [`Arena::write_run`]; then nothing is given back.
+    ///
+    /// # Panics
+    /// When there are no such slots.
+    pub fn discard(&self, slots: Range<usize>) -> Result<(), DeviceError> {
+        self.write_run(slots)?.discard();
+        Ok(())
     }
 
     /// An empty list to fill for [`Arena::pin`]. The list of pins that were dropped comes back from here with its
@@ -159,7 +266,21 @@ fn add_reader(lease: &AtomicI32) -> Result<(), DeviceError> {
         .map_err(|_| DeviceError::Leased)
 }
 
+fn add_writer(lease: &AtomicI32) -> Result<(), DeviceError> {
+    lease
+        .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
+        .map(|_| ())
+        .map_err(|_| DeviceError::Leased)
+}
+
 impl Memory {
+    fn check_writable(&self) -> Result<(), DeviceError> {
+        match self.owner {
+            Owner::Arena(_) => Ok(()),
+            Owner::Foreign(_) => Err(DeviceError::ReadOnly),
+        }
+    }
+
     fn lists(&self) -> MutexGuard<'_, Vec<Vec<u32>>> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,30 +303,36 @@ impl Memory {
 
     #[inline]
     fn slot(&self, slot: usize) -> NonNull<u8> {
-        // SAFETY: `slot` is below the number of slots (checked when the lease was taken), so this stays inside.
-        unsafe { self.bytes.start().add(slot * self.stride) }
+        // SAFETY: `slot` is at most the number of slots (checked when the lease was taken), so this stays inside the
+        // owner's bytes or is their end. They do not move: an arena's are its own, and foreign ones were borrowed
+        // from a value that `owner` keeps shared, so nobody can have changed or freed them.
+        unsafe { self.first.add(slot * self.stride) }
     }
 
+    /// `len` bytes from the start of `slot` on.
     #[inline]
-    fn bytes(&self, slot: usize) -> &[u8] {
-        // SAFETY: called by leases that hold a read count on the slot, or its only writer; initialised by zeroing.
-        unsafe { std::slice::from_raw_parts(self.slot(slot).as_ptr(), self.slot_bytes) }
+    fn bytes(&self, slot: usize, len: usize) -> &[u8] {
+        // SAFETY: called by leases that hold a read count on all slots that the range touches, or are their only
+        // writer; initialised by zeroing, or by who made the foreign bytes.
+        unsafe { std::slice::from_raw_parts(self.slot(slot).as_ptr(), len) }
     }
 }
 
-/// Read access to one slot, until dropped.
+/// Read access to one slot or a run of neighbours, until dropped.
 pub struct ReadLease {
     memory: Arc<Memory>,
     slot: usize,
+    count: usize,
+    len: usize,
 }
 
 impl ReadLease {
-    /// The bytes of the slot.
+    /// The bytes of the slot; of a run, [`Arena::stride`] bytes per slot.
     pub fn bytes(&self) -> &[u8] {
-        self.memory.bytes(self.slot)
+        self.memory.bytes(self.slot, self.len)
     }
 
-    /// The slot as a slice of `T`; a remainder smaller than one `T` is left out.
+    /// The bytes as a slice of `T`; a remainder smaller than one `T` is left out.
     pub fn slice<T: Pod>(&self) -> &[T] {
         typed(self.bytes())
     }
@@ -213,29 +340,51 @@ impl ReadLease {
 
 impl Drop for ReadLease {
     fn drop(&mut self) {
-        self.memory.leases[self.slot].fetch_sub(1, Ordering::Release);
+        for lease in &self.memory.leases[self.slot..self.slot + self.count] {
+            lease.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
-/// Exclusive access to one slot, until dropped.
+/// Exclusive access to one slot or a run of neighbours, until dropped.
 pub struct WriteLease {
     memory: Arc<Memory>,
     slot: usize,
+    count: usize,
+    len: usize,
 }
 
 impl WriteLease {
-    /// The bytes of the slot.
+    /// The bytes of the slot; of a run, [`Arena::stride`] bytes per slot.
     pub fn bytes(&self) -> &[u8] {
-        self.memory.bytes(self.slot)
+        self.memory.bytes(self.slot, self.len)
     }
 
-    /// The bytes of the slot, to be written.
+    /// The bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: this lease is the slot's only one, and `&mut self` makes this borrow the lease's only one.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.memory.slot(self.slot).as_ptr(), self.memory.slot_bytes)
+        // SAFETY: this lease is the only one of its slots, and `&mut self` makes this borrow the lease's only one. The
+        // range ends before the next slot, and the memory is not foreign, or there were no such lease.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.slot(self.slot).as_ptr(), self.len) }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn discard(mut self) {
+        let page = rustix::param::page_size();
+        let bytes = self.bytes_mut();
+        let skip = bytes.as_ptr().addr().next_multiple_of(page) - bytes.as_ptr().addr();
+        let Some(bytes) = bytes.get_mut(skip..) else { return };
+        let whole = bytes.len() / page * page;
+        if whole > 0 {
+            // SAFETY: the pages lie in memory that this lease alone may touch and that came from the allocator, so
+            // reading zeros, or what was there, is all that can happen. A refusal only leaves the memory taken.
+            let _ = unsafe {
+                rustix::mm::madvise(bytes.as_mut_ptr().cast(), whole, rustix::mm::Advice::LinuxDontNeed)
+            };
         }
     }
+
+    #[cfg(not(target_os = "linux"))]
+    fn discard(self) {}
 
     /// The slot as a slice of `T`.
     pub fn slice<T: Pod>(&self) -> &[T] {
@@ -252,7 +401,9 @@ impl WriteLease {
 
 impl Drop for WriteLease {
     fn drop(&mut self) {
-        self.memory.leases[self.slot].store(0, Ordering::Release);
+        for lease in &self.memory.leases[self.slot..self.slot + self.count] {
+            lease.store(0, Ordering::Release);
+        }
     }
 }
 
@@ -284,7 +435,7 @@ impl PinnedSlots {
     /// When fewer slots are pinned.
     #[inline]
     pub fn bytes(&self, index: usize) -> &[u8] {
-        self.memory.bytes(self.slots[index] as usize)
+        self.memory.bytes(self.slots[index] as usize, self.memory.slot_bytes)
     }
 }
 
@@ -395,6 +546,67 @@ mod tests {
         let arena = Arena::new(2, 1, 8192).unwrap();
         let at = |slot| arena.read(slot).unwrap().bytes().as_ptr().addr();
         assert_eq!((at(0) % 8192, at(1) - at(0)), (0, 8192));
+    }
+
+    #[test]
+    fn a_run_is_one_slice_and_taken_whole_or_not_at_all() {
+        let arena = Arena::new(6, 512, 512).unwrap();
+        let reader = arena.read(3).unwrap();
+        assert_eq!(arena.write_run(1..5).err(), Some(DeviceError::Leased));
+        drop(reader);
+        let mut run = arena.write_run(1..5).unwrap();
+        assert_eq!(run.bytes().len(), 4 * 512);
+        run.bytes_mut().fill(3);
+        assert!(arena.read(0).is_ok() && arena.read(5).is_ok());
+        assert!(arena.read(1).is_err() && arena.read(4).is_err() && arena.read_run(4..6).is_err());
+        assert!(arena.write(5).is_ok(), "a run that was refused took nothing");
+        drop(run);
+        let (a, b) = (arena.read_run(0..3).unwrap(), arena.read(2).unwrap());
+        assert!(a.bytes()[..512].iter().all(|b| *b == 0) && a.bytes()[512..].iter().all(|b| *b == 3));
+        assert!(arena.write(2).is_err() && b.bytes() == &a.bytes()[1024..]);
+        drop((a, b));
+        assert!(arena.write_run(0..6).is_ok() && arena.write_run(6..6).unwrap().bytes().is_empty());
+        let small = Arena::new(3, 100, 64).unwrap();
+        assert_eq!(small.write_run(0..3).unwrap().bytes().len(), 3 * small.stride());
+        assert!(std::panic::catch_unwind(|| small.write_run(2..4).map(drop)).is_err());
+        assert!(small.write_run(0..3).is_ok());
+    }
+
+    #[test]
+    fn discarded_slots_are_zero_or_as_they_were_and_their_neighbours_untouched() {
+        let arena = Arena::new(8, 6144, 512).unwrap();
+        arena.write_run(0..8).unwrap().bytes_mut().fill(7);
+        let reader = arena.read(4).unwrap();
+        assert_eq!(arena.discard(2..6), Err(DeviceError::Leased));
+        assert!(reader.bytes().iter().all(|b| *b == 7));
+        drop(reader);
+        arena.discard(2..6).unwrap();
+        let all = arena.read_run(0..8).unwrap();
+        let (before, rest) = all.bytes().split_at(2 * 6144);
+        let (between, after) = rest.split_at(4 * 6144);
+        assert!(before.iter().chain(after).all(|b| *b == 7));
+        if cfg!(target_os = "linux") {
+            assert!(between.iter().filter(|b| **b == 0).count() >= 4 * 4096);
+        }
+        drop(all);
+        assert!(arena.discard(0..0).is_ok() && arena.discard(0..8).is_ok());
+    }
+
+    #[test]
+    fn mapped_bytes_are_read_in_place_and_never_written() {
+        let bytes: Arc<Vec<u8>> = Arc::new((0..100).collect());
+        let arena = Arena::mapped(bytes.clone(), 10, 9, 10).unwrap();
+        assert_eq!((arena.slots(), arena.slot_bytes(), arena.stride()), (9, 10, 10));
+        assert_eq!(arena.read(8).unwrap().bytes(), &bytes[90..]);
+        assert_eq!(arena.read_run(1..4).unwrap().bytes(), &bytes[20..50]);
+        assert_eq!(arena.pin(vec![2, 0]).unwrap().bytes(0).as_ptr(), bytes[30..].as_ptr());
+        assert_eq!(arena.write(0).err(), Some(DeviceError::ReadOnly));
+        assert_eq!(arena.write_run(0..2).err(), Some(DeviceError::ReadOnly));
+        assert_eq!(arena.discard(0..2), Err(DeviceError::ReadOnly));
+        for (offset, slots, stride) in [(11, 9, 10), (101, 0, 1), (0, usize::MAX, 2), (usize::MAX, 1, 1)] {
+            let error = Arena::mapped(bytes.clone(), offset, slots, stride).err();
+            assert!(matches!(error, Some(DeviceError::Mismatch { .. })), "{offset} {slots} {stride}");
+        }
     }
 
     #[test]

@@ -42,6 +42,9 @@ pub enum DeviceError {
     /// The memory is leased to another job.
     #[error("the buffer is in use by another job")]
     Leased,
+    /// The memory is somebody else's, such as a map of a file, and cannot be written.
+    #[error("the memory is read-only: copy it to memory of your own to change it")]
+    ReadOnly,
     /// The bytes of a weight do not match its type and shape.
     #[error("a {rows} x {cols} weight of type {dtype} does not fit {bytes} bytes")]
     Shape {

@@ -35,6 +35,7 @@
 pub mod calibrate;
 pub mod engine;
 pub mod gguf;
+pub mod io;
 pub mod model;
 pub mod pipeline;
 pub mod predict;
