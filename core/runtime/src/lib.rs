@@ -32,6 +32,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod cache;
 pub mod calibrate;
 pub mod engine;
 pub mod gguf;
@@ -42,6 +43,7 @@ pub mod predict;
 mod shown;
 pub mod store;
 pub mod submit;
+mod sync;
 pub mod synth;
 
 pub use engine::{
