@@ -72,8 +72,8 @@ impl Bench {
             activation: Activation::new(ActivationKind::Silu),
             weights,
             x: self.x.read().expect("a free buffer"),
-            hidden: (stage == Stage::Gate).then(|| lease(&self.hidden)),
-            y: (stage == Stage::Fused).then(|| lease(&self.y)),
+            hidden: stage.has_hidden().then(|| lease(&self.hidden)),
+            y: stage.has_down().then(|| lease(&self.y)),
             accumulate: false,
         };
         let mut batch = vec![Submission::new(job, self.queue.completion(0))];

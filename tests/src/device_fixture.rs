@@ -39,6 +39,14 @@ pub enum Form {
     Bundles,
 }
 
+/// Every way from an input to an output: the stages, one after the other.
+pub const WAYS: [&[Stage]; 4] = [
+    &[Stage::Fused],
+    &[Stage::Gate, Stage::UpDown],
+    &[Stage::GateUp, Stage::Down],
+    &[Stage::Gate, Stage::Up, Stage::Down],
+];
+
 /// What a device made of a case: the outputs, and the exact ones.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -87,7 +95,7 @@ impl Case {
         Ok(outcome)
     }
 
-    /// A cluster that overwrites, in one go or gate first.
+    /// A cluster that overwrites, by these stages, the last of which has the sum.
     ///
     /// # Errors
     /// The device's.
@@ -96,7 +104,7 @@ impl Case {
         device: &dyn Device,
         activation: Activation,
         form: Form,
-        fused: bool,
+        stages: &[Stage],
     ) -> Result<Outcome, DeviceError> {
         let neurons = Neurons::of(self);
         let input = self.input();
@@ -105,7 +113,6 @@ impl Case {
         let hidden = device.alloc(self.tokens * self.rows * 4)?;
         let block = neurons.prepare(device, form)?;
         let arena = neurons.arena()?;
-        let stages = if fused { &[Stage::Fused][..] } else { &[Stage::Gate, Stage::UpDown] };
         for stage in stages {
             let job = ClusterJob {
                 stage: *stage,
@@ -123,8 +130,8 @@ impl Case {
                     }
                 },
                 x: x.read()?,
-                hidden: if fused { None } else { Some(hidden.write()?) },
-                y: if *stage == Stage::Gate { None } else { Some(y.write()?) },
+                hidden: if stage.has_hidden() { Some(hidden.write()?) } else { None },
+                y: if stage.has_down() { Some(y.write()?) } else { None },
                 accumulate: false,
             };
             run(device, |submission| device.submit_clusters(&mut vec![submission]), job)?;

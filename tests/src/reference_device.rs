@@ -8,8 +8,7 @@ use std::sync::Arc;
 use neuropil_device::quant::{bundle_row_bytes, dequantize_bundle_row};
 use neuropil_device::{
     BundleLayout, ClusterJob, ClusterWeights, DType, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind,
-    MatmulJob, Matrix, OpShape, PinnedSlots, PreparedWeight, Stage, Submission, Support, WeightShape,
-    WeightSource,
+    MatmulJob, Matrix, OpShape, PinnedSlots, PreparedWeight, Submission, Support, WeightShape, WeightSource,
 };
 
 use crate::{codec, reference};
@@ -76,27 +75,34 @@ impl ReferenceDevice {
             }
         };
         let count = neurons.gate.len() / width;
-        let x = &job.x.slice::<f32>()[..job.tokens * width];
+        let (stage, nothing) = (job.stage, vec![0.0; job.tokens * width]);
+        let x = if stage.reads_x() { &job.x.slice::<f32>()[..nothing.len()] } else { &nothing[..] };
         for (token, x) in x.chunks_exact(width).enumerate() {
             let mut sum = vec![0.0f64; width];
             for neuron in 0..count {
                 let row = neuron * width..(neuron + 1) * width;
-                let gate = match (&mut job.hidden, job.stage) {
-                    (Some(hidden), Stage::Gate) => {
-                        hidden.slice_mut::<f32>()[token * count + neuron] = dot(&neurons.gate[row], x) as f32;
-                        continue;
-                    }
-                    (Some(hidden), Stage::UpDown) => f64::from(hidden.slice::<f32>()[token * count + neuron]),
-                    (_, Stage::Fused) => dot(&neurons.gate[row.clone()], x),
-                    (None, _) => panic!("a cluster job of stage {:?} needs `hidden`", job.stage),
+                let mut own = 0.0;
+                let place = match &mut job.hidden {
+                    Some(hidden) => &mut hidden.slice_mut::<f32>()[token * count + neuron],
+                    None if stage.has_hidden() => panic!("a cluster job of stage {stage:?} needs `hidden`"),
+                    None => &mut own,
                 };
-                let up = dot(&neurons.up[row.clone()], x);
-                let threshold = f64::from(job.activation.threshold);
-                let hidden = reference::activate(job.activation.kind.name(), threshold, gate, up);
-                sum.iter_mut().zip(&neurons.down[row]).for_each(|(s, w)| *s += hidden * f64::from(*w));
+                let mut value =
+                    if stage.has_gate() { dot(&neurons.gate[row.clone()], x) } else { f64::from(*place) };
+                if stage.has_up() {
+                    let (kind, threshold) = (job.activation.kind.name(), job.activation.threshold);
+                    let up = dot(&neurons.up[row.clone()], x);
+                    value = reference::activate(kind, f64::from(threshold), value, up);
+                }
+                if stage.writes_hidden() {
+                    *place = value as f32;
+                }
+                if stage.has_down() {
+                    sum.iter_mut().zip(&neurons.down[row]).for_each(|(s, w)| *s += value * f64::from(*w));
+                }
             }
-            if job.stage != Stage::Gate {
-                let y = job.y.as_mut().expect("a cluster job past the gate needs `y`");
+            if stage.has_down() {
+                let y = job.y.as_mut().expect("a cluster job with a sum needs `y`");
                 write(&mut y.slice_mut::<f32>()[token * width..][..width], &sum, job.accumulate);
             }
         }

@@ -9,7 +9,7 @@ use neuropil_device::{
     RowSource, WeightSource,
 };
 use neuropil_tests::counting_alloc::{CountingAlloc, peak_bytes};
-use neuropil_tests::device_fixture::{Case, Form, matrix, run};
+use neuropil_tests::device_fixture::{Case, Form, WAYS, matrix, run};
 use neuropil_tests::mock::{Fault, FaultyDevice};
 use neuropil_tests::reference_device::ReferenceDevice;
 use neuropil_tests::toy::Weight;
@@ -42,15 +42,16 @@ fn matmul_of_every_type_and_awkward_counts_of_rows() {
 fn clusters_of_every_activation_form_and_stage() {
     for (device, bound) in devices() {
         for (_, kind) in ActivationKind::NAMES {
-            for (form, fused) in [(Form::Block, true), (Form::Block, false), (Form::Bundles, true)] {
+            for (form, stages) in [Form::Block, Form::Bundles].into_iter().flat_map(|f| WAYS.map(|w| (f, w)))
+            {
                 let activation = Activation { kind, threshold: 0.25 };
-                let error = SMALL.cluster(&*device, activation, form, fused).unwrap().error();
-                assert!(error <= bound, "{kind:?} {form:?} fused {fused}: {error}");
+                let error = SMALL.cluster(&*device, activation, form, stages).unwrap().error();
+                assert!(error <= bound, "{kind:?} {form:?} {stages:?}: {error}");
             }
         }
         let quantized = Case { dtype: DType::Q4_0, down_dtype: DType::Q8_0, rows: 64, cols: 64, tokens: 2 };
         let silu = Activation::new(ActivationKind::Silu);
-        let error = quantized.cluster(&*device, silu, Form::Block, false).unwrap().error();
+        let error = quantized.cluster(&*device, silu, Form::Block, WAYS[1]).unwrap().error();
         assert!(error <= bound, "quantised: {error}");
     }
 }
@@ -149,7 +150,7 @@ fn the_named_submission_fails_and_no_other() {
         assert_eq!(SMALL.matmul(&device).unwrap_err(), DeviceError::Dropped);
         assert_eq!(SMALL.matmul(&device).unwrap().error(), f64::INFINITY);
         let silu = Activation::new(ActivationKind::Silu);
-        assert!(SMALL.cluster(&device, silu, Form::Block, true).unwrap().error() < 1e-6);
+        assert!(SMALL.cluster(&device, silu, Form::Block, WAYS[0]).unwrap().error() < 1e-6);
         assert_eq!(device.submissions(), 5);
     }
 }

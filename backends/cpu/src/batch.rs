@@ -42,9 +42,10 @@ impl CpuDevice {
         stage: Stage,
         tokens: usize,
     ) -> Result<(), OutOfMemory> {
-        let turned = groups_turned(layout.dtype, layout.width, tokens).unwrap_or(0);
+        let turned =
+            groups_turned(layout.dtype, layout.width, tokens).filter(|_| stage.reads_x()).unwrap_or(0);
         let turned = turned * group_bytes(layout.dtype, layout.width).unwrap_or(0);
-        let widened = if widens_down(tokens) && stage != Stage::Gate {
+        let widened = if widens_down(tokens) && stage.has_down() {
             tokens.saturating_add(SLICE).saturating_mul(PANEL_COLUMNS * size_of::<f32>())
         } else {
             0
@@ -96,7 +97,10 @@ impl CpuDevice {
                 let wide = out.groups().len() * GROUP_ROWS;
                 let (panel, sums) = room.split_at_mut(wide * SLICE);
                 let sums = &mut sums[..tokens * wide];
-                sums.fill(0.0);
+                for (t, sums) in sums.chunks_exact_mut(wide).enumerate() {
+                    let y = out.token_mut(t);
+                    job.start(&mut sums[..y.len()], y);
+                }
                 for neurons in job.slices() {
                     let panel = &mut panel[..wide * neurons.len()];
                     self.crew.isa.down_panel(job, neurons.clone(), out.rows(), panel);
@@ -109,7 +113,8 @@ impl CpuDevice {
                     self.crew.isa.matmul(&mut Job { w, input, pitch, out, accumulate: true });
                 }
                 for (t, sums) in sums.chunks_exact(wide).enumerate() {
-                    job.put(out.token_mut(t), sums);
+                    let y = out.token_mut(t);
+                    y.copy_from_slice(&sums[..y.len()]);
                 }
             });
         });

@@ -23,25 +23,27 @@ impl CpuDevice {
             return Err(self.unsupported("a matrix as the weight of a neuron cluster"));
         };
         let (tokens, neurons, width) = (job.tokens, gate.rows(), gate.cols());
+        let stage = job.stage;
         let x = job.x.slice::<f32>();
-        let x = &x[..check_len("values of x", tokens, width, x.len())?];
+        let x_len = if stage.reads_x() { check_len("values of x", tokens, width, x.len())? } else { 0 };
+        let x = &x[..x_len];
         // A stage that lacks a buffer has one of no length.
         let lease = |lease: &Option<WriteLease>| lease.as_ref().map_or(0, |lease| lease.slice::<f32>().len());
-        if job.stage != Stage::Fused {
+        if stage.has_hidden() {
             check_len("values of hidden", tokens, neurons, lease(&job.hidden))?;
         }
-        if job.stage != Stage::Gate {
+        if stage.has_down() {
             check_len("values of y", tokens, width, lease(&job.y))?;
         }
         let hidden = job.hidden.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
         let y = job.y.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
-        let (stage, activation, accumulate) = (job.stage, job.activation, job.accumulate);
+        let (activation, accumulate) = (job.activation, job.accumulate);
         // The hidden values lie in the device's own memory; nothing else bounds their number.
         let hidden_len = check_len("hidden values", tokens, neurons, isize::MAX as usize / size_of::<f32>())?;
         let quantized = gate.dtype().quantizes_activations() || up.dtype().quantizes_activations();
         let expanded_cols = [gate, up, down].map(cols_to_expand).into_iter().max().unwrap_or(0);
         self.with_scratch(|scratch| {
-            if quantized {
+            if quantized && stage.reads_x() {
                 self.quantize(&mut scratch.input, x, tokens, width)?;
             }
             self.reserve_panels(&mut scratch.panels, expanded_cols)?;
@@ -51,13 +53,19 @@ impl CpuDevice {
                 self.one(Work { weight: gate, input, y, accumulate: false }, tokens);
                 return Ok(());
             }
-            let gates = if stage == Stage::Fused { Gates::Compute(gate) } else { Gates::Given(hidden) };
-            self.hidden(scratch, x, tokens, &gates, up, &|gate, up| {
-                self.crew.isa.host(HostOp::Activate { activation, gate, up });
-            })
-            .map_err(|error| self.out_of_memory(error))?;
-            let Scratch { gate: hidden, hidden: activations, panels, .. } = scratch;
-            let hidden = &hidden[..hidden_len];
+            if stage.has_up() {
+                let gates = if stage.has_gate() { Gates::Compute(gate) } else { Gates::Given(hidden) };
+                self.hidden(scratch, x, tokens, &gates, up, &|gate, up| {
+                    self.crew.isa.host(HostOp::Activate { activation, gate, up });
+                })
+                .map_err(|error| self.out_of_memory(error))?;
+            }
+            let Scratch { gate: computed, hidden: activations, panels, .. } = scratch;
+            if stage.has_up() && stage.writes_hidden() {
+                hidden[..hidden_len].copy_from_slice(&computed[..hidden_len]);
+                return Ok(());
+            }
+            let hidden = if stage.has_up() { &computed[..hidden_len] } else { &hidden[..hidden_len] };
             if down.dtype().quantizes_activations() {
                 self.quantize(activations, hidden, tokens, neurons)?;
             }

@@ -64,8 +64,11 @@ impl Crew {
         tokens: usize,
         cols: usize,
     ) -> Result<(), OutOfMemory> {
+        if tokens == 1 {
+            return activations.quantize_row(self.isa, x);
+        }
         activations.reserve(tokens, cols)?;
-        if tokens == 1 || x.len() < FEW_ACTIVATIONS {
+        if x.len() < FEW_ACTIVATIONS {
             activations.quantize(self.isa, x);
             return Ok(());
         }

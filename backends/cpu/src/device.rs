@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use neuropil_device::{
     ClusterJob, DType, Device, DeviceError, DeviceId, DeviceInfo, MAX_PRODUCTS, MatmulJob, Matrix, OpShape,
-    OutOfMemory, PreparedWeight, Stage, Submission, Support, WeightSource,
+    OutOfMemory, PreparedWeight, Submission, Support, WeightSource,
 };
 
 use crate::arch::{DOWN_TYPES, Isa};
@@ -252,9 +252,9 @@ impl Device for CpuDevice {
         let answer = match *op {
             OpShape::Matmul { dtype, rows, cols, .. } => fits(dtype, rows, cols),
             OpShape::Cluster { bundles: true, stage, dtype, down_dtype, width, .. } => {
-                if dtype.is_expanded() {
+                if stage.reads_x() && dtype.is_expanded() {
                     Err(gate_type(dtype))
-                } else if stage != Stage::Gate && !DOWN_TYPES.contains(&down_dtype) {
+                } else if stage.has_down() && !DOWN_TYPES.contains(&down_dtype) {
                     Err(down_types(down_dtype))
                 } else {
                     whole_blocks(dtype, width).and_then(|()| whole_blocks(down_dtype, width))

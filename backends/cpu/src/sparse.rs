@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use neuropil_device::quant::{SLICE, bundle_row_bytes};
 use neuropil_device::{
-    Activation, ClusterJob, ClusterWeights, DType, Device, DeviceError, OutOfMemory, PinnedSlots, Stage,
-    WriteLease,
+    ClusterJob, ClusterWeights, DType, Device, DeviceError, OutOfMemory, PinnedSlots, Stage, WriteLease,
 };
 
 use crate::arch::{Axpy, DOWN_TYPES, Gather, HostOp, Job};
@@ -23,7 +22,7 @@ use crate::pack::{GROUP_ROWS, group_bytes};
 const QUANTIZED_PANEL: usize = 16 * 544;
 const FLOAT_PANEL: usize = SLICE * GROUP_ROWS * 4;
 
-/// Groups that a thread takes at least: the rows of its first group are not fetched ahead.
+/// Groups that a thread takes at least where all have work: the rows of its first group are not fetched ahead.
 const FEW_GROUPS: usize = 4;
 
 /// Hidden values that one thread computes faster than a fork takes.
@@ -74,69 +73,81 @@ impl CpuDevice {
         let ClusterWeights::Bundles { layout, slots, positions } = &job.weights else {
             return Err(self.unsupported("a block of neurons as bundles"));
         };
+        let stage = job.stage;
         layout.check(slots.slot_bytes())?;
-        if layout.dtype.is_expanded() {
+        if stage.reads_x() && layout.dtype.is_expanded() {
             return Err(self.unsupported(&gate_type(layout.dtype)));
         }
-        if job.stage != Stage::Gate && !DOWN_TYPES.contains(&layout.down_dtype) {
+        if stage.has_down() && !DOWN_TYPES.contains(&layout.down_dtype) {
             return Err(self.unsupported(&down_types(layout.down_dtype)));
         }
         let (tokens, neurons, width) = (job.tokens, slots.len(), layout.width);
         let x = job.x.slice::<f32>();
-        let x = &x[..check_len("values of x", tokens, width, x.len())?];
-        let positions = positions.slice::<u32>();
-        let positions = &positions[..check_len("positions", 1, neurons, positions.len())?];
-        if !positions.is_sorted_by(|a, b| a < b) {
-            return Err(self.unsupported("neurons that are not in ascending order of position"));
-        }
+        let x_len = if stage.reads_x() { check_len("values of x", tokens, width, x.len())? } else { 0 };
+        let x = &x[..x_len];
         // A stage that lacks a buffer has one of no length.
         let len = |lease: &Option<WriteLease>| lease.as_ref().map_or(0, |lease| lease.slice::<f32>().len());
-        let (hidden_len, y_len) = (len(&job.hidden), len(&job.y));
-        let most =
-            if job.stage == Stage::Fused { isize::MAX as usize / size_of::<f32>() } else { hidden_len };
+        let most = if stage.has_hidden() { len(&job.hidden) } else { isize::MAX as usize / size_of::<f32>() };
         let values = check_len("values of hidden", tokens, neurons, most)?;
-        if job.stage != Stage::Gate {
-            check_len("values of y", tokens, width, y_len)?;
+        let mut places = &[][..];
+        if stage.has_down() {
+            check_len("values of y", tokens, width, len(&job.y))?;
+            let positions = positions.slice::<u32>();
+            places = &positions[..check_len("positions", 1, neurons, positions.len())?];
+            if !places.is_sorted_by(|a, b| a < b) {
+                return Err(self.unsupported("neurons that are not in ascending order of position"));
+            }
         }
         if tokens == 0 {
             return Ok(());
         }
         let given = job.hidden.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
         let y = job.y.as_mut().map_or(&mut [][..], |lease| lease.slice_mut::<f32>());
-        let gate_rows = Rows { slots, neurons: None, dtype: layout.dtype, width, at: layout.gate };
+        let activation = job.activation;
+        let memory = |error| self.out_of_memory(error);
         self.with_scratch(|scratch| {
-            if layout.dtype.quantizes_activations() {
+            if stage.reads_x() && layout.dtype.quantizes_activations() {
                 self.quantize(&mut scratch.input, x, tokens, width)?;
             }
-            self.reserve_batch(&mut scratch.panels, layout, job.stage, tokens)
-                .map_err(|error| self.out_of_memory(error))?;
+            self.reserve_batch(&mut scratch.panels, layout, stage, tokens).map_err(memory)?;
             let Scratch { input, panels, gate, up, hidden_active: hidden, active, .. } = scratch;
             let input = input_for(layout.dtype, x, input, panels);
-            let gate: &[f32] = match job.stage {
-                Stage::Gate => {
-                    self.rows(&gate_rows, (input, panels), tokens, &mut given[..values]);
-                    return Ok(());
-                }
-                Stage::UpDown => &given[..values],
-                Stage::Fused => {
-                    let gate = room(gate, values).map_err(|error| self.out_of_memory(error))?;
-                    self.rows(&gate_rows, (input, panels), tokens, gate);
-                    gate
-                }
-            };
-            let off = |n: usize| (0..tokens).all(|t| job.activation.is_off(gate[t * neurons + n]));
-            list(active, neurons, |n| !off(n)).map_err(|error| self.out_of_memory(error))?;
+            let gate_rows = Rows { slots, neurons: None, dtype: layout.dtype, width, at: layout.gate };
+
+            let given =
+                if stage.has_hidden() { &mut given[..values] } else { room(gate, values).map_err(memory)? };
+            if stage.has_gate() {
+                self.rows(&gate_rows, (input, panels), tokens, given);
+            }
+            if stage == Stage::Gate {
+                return Ok(());
+            }
+            let is_off = |value: f32| if stage.has_up() { activation.is_off(value) } else { value == 0.0 };
+            let off = |n: usize| (0..tokens).all(|t| is_off(given[t * neurons + n]));
+            list(active, neurons, |n| !off(n)).map_err(memory)?;
 
             let pitch = pitch(active.len());
-            let up = room(up, tokens * active.len()).map_err(|error| self.out_of_memory(error))?;
-            let hidden =
-                room(hidden, tokens.saturating_mul(pitch)).map_err(|error| self.out_of_memory(error))?;
-            let up_rows = Rows { neurons: Some(active), at: layout.up, ..gate_rows };
-            self.rows(&up_rows, (input, panels), tokens, up);
-            self.activate(job.activation, (gate, neurons), active, up, (hidden, pitch));
-            drop_zeros(hidden, pitch, active);
+            let hidden = room(hidden, tokens.saturating_mul(pitch)).map_err(memory)?;
+            if stage.has_up() {
+                let up = room(up, tokens * active.len()).map_err(memory)?;
+                let up_rows = Rows { neurons: Some(active), at: layout.up, ..gate_rows };
+                self.rows(&up_rows, (input, panels), tokens, up);
+                self.pick((given, neurons), active, (hidden, pitch), &|t, gate| {
+                    let up = &up[t * gate.len()..][..gate.len()];
+                    self.crew.isa.host(HostOp::Activate { activation, gate, up });
+                });
+            } else {
+                self.pick((given, neurons), active, (hidden, pitch), &|_, _| {});
+            }
+            if stage.writes_hidden() {
+                self.put((hidden, pitch), active, (given, neurons));
+                return Ok(());
+            }
+            if stage.has_up() {
+                drop_zeros(hidden, pitch, active);
+            }
             let rows = (layout.down_dtype, width, layout.down);
-            let down = Axpy::new(rows, slots, positions, active, (hidden, pitch), tokens, job.accumulate);
+            let down = Axpy::new(rows, slots, places, active, (hidden, pitch), tokens, job.accumulate);
             if widens_down(tokens) {
                 self.down_of_many(&down, panels, y);
             } else {
@@ -151,7 +162,13 @@ impl CpuDevice {
         let count = rows.count();
         let groups = count.div_ceil(GROUP_ROWS);
         let columns = Columns::new(y, tokens, count, count);
-        let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens).max(FEW_GROUPS);
+        let threads = self.crew.pool.threads();
+        let least = FEW_GROUPS.min(groups.div_ceil(threads));
+        let per_chunk = self.crew.chunk_groups(groups, rows.width, tokens).max(least);
+        // A few chunks are as many for each thread.
+        let chunks = groups.div_ceil(per_chunk);
+        let chunks = if chunks > threads { chunks / threads * threads } else { chunks };
+        let per_chunk = groups.div_ceil(chunks.max(1)).max(1);
         if let Some(most) = groups_turned(rows.dtype, rows.width, tokens) {
             let per_chunk = per_chunk.min(most);
             return self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
@@ -201,26 +218,40 @@ impl CpuDevice {
         }
     }
 
-    /// The hidden values of the active neurons, from the gates of all and the active's up values.
-    fn activate(
+    /// The active neurons' values of all neurons' `[tokens, neurons]`, each token `pitch` behind the one before; calls
+    /// `finish` with each token and its values.
+    fn pick(
         &self,
-        activation: Activation,
-        (gate, neurons): (&[f32], usize),
+        (all, neurons): (&[f32], usize),
         active: &[u32],
-        up: &[f32],
-        (hidden, pitch): (&mut [f32], usize),
+        (picked, pitch): (&mut [f32], usize),
+        finish: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) {
-        let (tokens, count) = (hidden.len() / pitch, active.len());
-        let hidden = Claims::new(hidden);
+        self.each_token(picked, pitch, &|t, picked| {
+            let (picked, all) = (&mut picked[..active.len()], &all[t * neurons..][..neurons]);
+            picked.iter_mut().zip(active).for_each(|(value, n)| *value = all[*n as usize]);
+            finish(t, picked);
+        });
+    }
+
+    /// The reverse: what is not active gets 0.
+    fn put(&self, (picked, pitch): (&[f32], usize), active: &[u32], (all, neurons): (&mut [f32], usize)) {
+        self.each_token(all, neurons, &|t, all| {
+            all.fill(0.0);
+            let picked = &picked[t * pitch..];
+            active.iter().zip(picked).for_each(|(n, value)| all[*n as usize] = *value);
+        });
+    }
+
+    /// Calls `work` with each token and its `pitch` values.
+    fn each_token(&self, values: &mut [f32], pitch: usize, work: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        let pitch = pitch.max(1);
+        let tokens = values.len() / pitch;
+        let values = Claims::new(values);
         let per_chunk = self.crew.pool.chunk_len(tokens, FEW_VALUES.div_ceil(pitch));
         self.crew.pool.run(tokens.div_ceil(per_chunk), &|_| {
-            let Some((at, hidden)) = hidden.claim(|at| at + per_chunk * pitch) else { return };
-            for (hidden, t) in hidden.chunks_exact_mut(pitch).zip(at / pitch..) {
-                let (hidden, gate) = (&mut hidden[..count], &gate[t * neurons..][..neurons]);
-                hidden.iter_mut().zip(active).for_each(|(h, n)| *h = gate[*n as usize]);
-                let up = &up[t * count..][..count];
-                self.crew.isa.host(HostOp::Activate { activation, gate: hidden, up });
-            }
+            let Some((at, values)) = values.claim(|at| at + per_chunk * pitch) else { return };
+            values.chunks_exact_mut(pitch).zip(at / pitch..).for_each(|(values, t)| work(t, values));
         });
     }
 

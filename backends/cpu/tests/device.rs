@@ -157,6 +157,17 @@ fn a_block_of_neurons_has_the_bits_of_the_reference_in_one_stage_and_in_two() {
                 run_cluster(&*device, ClusterJob { stage: Stage::UpDown, ..job }).unwrap();
                 assert_eq!(bits(&y), to_bits(&want), "{name} up and down, {tokens} tokens");
                 assert_eq!(bits(&hidden), to_bits(&gate), "{name} leaves the gate values");
+
+                for first in [Stage::Up, Stage::GateUp] {
+                    let y = buffer(&*device, &before);
+                    for stage in [first, Stage::Down] {
+                        let job = ffn.job(&weight, tokens, &x);
+                        let (lease, y) = (hidden.write().unwrap(), y.write().unwrap());
+                        let job = ClusterJob { stage, hidden: Some(lease), y: Some(y), accumulate, ..job };
+                        run_cluster(&*device, job).unwrap();
+                    }
+                    assert_eq!(bits(&y), to_bits(&want), "{name} {first:?} first, {tokens} tokens");
+                }
             }
         }
     }
@@ -292,6 +303,8 @@ fn it_says_what_it_supports() {
         assert_eq!(native(Stage::Gate), !dtype.is_expanded(), "{dtype}");
         let down = ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"].contains(&dtype.name());
         assert_eq!(native(Stage::Fused), down, "{dtype}");
+        assert_eq!(native(Stage::GateUp), !dtype.is_expanded(), "{dtype}");
+        assert_eq!(native(Stage::Down), down, "{dtype}");
     }
     assert!(matches!(device.supports(&OpShape::Block), Support::No(_)));
 }

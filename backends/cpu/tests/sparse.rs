@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use neuropil_cpu::Isa;
-use neuropil_device::quant::{bundle_row, bundle_row_bytes, dequantize_row, reference};
+use neuropil_device::quant::{SLICE, bundle_row, bundle_row_bytes, dequantize_row, reference};
 use neuropil_device::{
     Activation, ActivationKind, Arena, Buffer, BundleLayout, ClusterJob, ClusterWeights, DType, Device,
     DeviceError, Matrix, Stage, WeightSource,
@@ -97,7 +97,18 @@ impl Layer {
             }
         }
         let down: Vec<u8> = self.dense_down().iter().flat_map(|w| w.to_le_bytes()).collect();
-        reference::matmul(DType::F32, &down, width, neurons, tokens, &hidden, y, accumulate);
+        if !accumulate {
+            y.fill(0.0);
+        }
+        // A job goes on with the sum that is there, slice by slice.
+        for slice in (0..neurons).step_by(SLICE) {
+            let mut part = vec![0.0; hidden.len()];
+            for (part, hidden) in part.chunks_exact_mut(neurons).zip(hidden.chunks_exact(neurons)) {
+                let slice = slice..neurons.min(slice + SLICE);
+                part[slice.clone()].copy_from_slice(&hidden[slice]);
+            }
+            reference::matmul(DType::F32, &down, width, neurons, tokens, &part, y, true);
+        }
     }
 }
 
@@ -274,6 +285,139 @@ fn widths_of_floats_need_be_no_multiple_of_anything() {
     }
 }
 
+/// Neurons, at their places in a sum of four slices, that are computed in pieces.
+struct Pieces<'a> {
+    device: &'a dyn Device,
+    layer: &'a Layer,
+    positions: &'a [u32],
+    activation: Activation,
+    x: &'a Buffer,
+}
+
+impl Pieces<'_> {
+    /// One stage for those neurons that `of` lists, from an arena in which no other rows are valid.
+    fn run(&self, stage: Stage, of: &[u32], hidden: Option<&Buffer>, y: Option<&Buffer>, accumulate: bool) {
+        let BundleLayout { up, down, .. } = self.layer.layout;
+        let rows =
+            [(stage.has_gate(), 0..up), (stage.has_up(), up..down), (stage.has_down(), down..usize::MAX)];
+        let arena = Arena::new(self.layer.neurons(), self.layer.arena.slot_bytes(), 64).unwrap();
+        for n in of {
+            let (from, mut to) =
+                (self.layer.arena.read(*n as usize).unwrap(), arena.write(*n as usize).unwrap());
+            for (byte, (from, to)) in from.bytes().iter().zip(to.bytes_mut()).enumerate() {
+                *to = if rows.iter().any(|(valid, at)| *valid && at.contains(&byte)) { *from } else { 0xFF };
+            }
+        }
+        let positions = self.device.alloc(of.len() * 4).unwrap();
+        let list: Vec<u32> = of.iter().map(|n| self.positions[*n as usize]).collect();
+        positions.write().unwrap().slice_mut::<u32>().copy_from_slice(&list);
+        let job = ClusterJob {
+            stage,
+            weights: ClusterWeights::Bundles {
+                layout: self.layer.layout,
+                slots: arena.pin(of.to_vec()).unwrap(),
+                positions: positions.read().unwrap(),
+            },
+            hidden: hidden.map(|buffer| buffer.write().unwrap()),
+            y: y.map(|buffer| buffer.write().unwrap()),
+            accumulate,
+            ..self.layer.job(self.device, &[], self.activation, self.x)
+        };
+        run_cluster(self.device, job).unwrap();
+    }
+
+    fn tokens(&self) -> usize {
+        self.x.len() / 4 / self.layer.layout.width
+    }
+
+    /// The hidden values of some neurons, as a buffer for a job on them.
+    fn hidden(&self, values: &[Vec<f32>], of: &[u32]) -> Buffer {
+        let tokens = 0..self.tokens();
+        let all: Vec<f32> = tokens.flat_map(|t| of.iter().map(move |n| values[*n as usize][t])).collect();
+        buffer(self.device, &all)
+    }
+
+    /// The hidden values of all neurons, computed piece by piece, by `ways` in turn.
+    fn values(&self, pieces: &[&[u32]], ways: &[&[Stage]]) -> Vec<Vec<f32>> {
+        let mut values = vec![vec![0.0; self.tokens()]; self.layer.neurons()];
+        for (piece, way) in pieces.iter().zip(ways.iter().cycle()) {
+            for stage in *way {
+                let hidden = self.hidden(&values, piece);
+                self.run(*stage, piece, Some(&hidden), None, false);
+                let hidden = hidden.read().unwrap();
+                for (t, hidden) in hidden.slice::<f32>().chunks_exact(piece.len()).enumerate() {
+                    piece.iter().zip(hidden).for_each(|(n, h)| values[*n as usize][t] = *h);
+                }
+            }
+        }
+        values
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(80))]
+    /// However the work is cut: gate and up for any neurons in any order, the sum for whole slices.
+    #[test]
+    fn pieces_in_any_order_have_the_bits_of_one_job(
+        types in 0usize..100,
+        positions in proptest::sample::subsequence((0..2000u32).collect::<Vec<u32>>(), 50),
+        order in Just((0..50u32).collect::<Vec<u32>>()).prop_shuffle(),
+        at_once in 1usize..40,
+        tokens in prop_oneof![3 => 1usize..20, 1 => Just(70usize)],
+        (threads, isa) in (1usize..4, any::<proptest::sample::Index>()),
+        kind in 0usize..6,
+        (accumulate, by_slice) in any::<(bool, bool)>(),
+    ) {
+        let turned: Vec<DType> = DType::ALL.into_iter().filter(|dtype| !dtype.is_expanded()).collect();
+        let layer = Layer::new(turned[types % turned.len()], DOWN_TYPES[types % 6], 50, 768);
+        let device = &*device(threads, *isa.get(&Isa::all_available()));
+        let activation = Activation { kind: ActivationKind::NAMES[kind].1, threshold: 0.05 };
+        let [x, before] = [5, 6].map(|seed| numbers(seed, tokens * 768));
+        let x = &buffer(device, &x);
+        let pieces = Pieces { device, layer: &layer, positions: &positions, activation, x };
+        let all: Vec<u32> = (0..50).collect();
+        let fused = buffer(device, &before);
+        pieces.run(Stage::Fused, &all, None, Some(&fused), accumulate);
+
+        let ways: [&[Stage]; 2] = [&[Stage::GateUp], &[Stage::Gate, Stage::Up]];
+        let cut: Vec<&[u32]> = order.chunks(at_once).collect();
+        let values = pieces.values(&cut, &ways);
+        let y = buffer(device, &before);
+        if by_slice {
+            let place = |n: &u32| positions[*n as usize] as usize / SLICE;
+            for (i, slice) in all.chunk_by(|a, b| place(a) == place(b)).enumerate() {
+                let hidden = pieces.hidden(&values, slice);
+                pieces.run(Stage::Down, slice, Some(&hidden), Some(&y), accumulate || i > 0);
+            }
+        } else {
+            pieces.run(Stage::Down, &all, Some(&pieces.hidden(&values, &all)), Some(&y), accumulate);
+        }
+        prop_assert_eq!(bits(&y), bits(&fused));
+
+        let gates = pieces.values(&cut, &[&[Stage::Gate]]);
+        let (hidden, y) = (pieces.hidden(&gates, &all), buffer(device, &before));
+        let left = bits(&hidden);
+        pieces.run(Stage::UpDown, &all, Some(&hidden), Some(&y), accumulate);
+        prop_assert_eq!((bits(&y), bits(&hidden)), (bits(&fused), left));
+    }
+}
+
+#[test]
+fn what_the_gate_switches_off_is_left_as_zero() {
+    let layer = Layer::new(DType::Q8_0, DType::Q8_0, 40, 64);
+    let device = &*device(2, Isa::detect());
+    let x = &buffer(device, &numbers(5, 3 * 64));
+    let positions: Vec<u32> = (0..40).collect();
+    let pieces = Pieces { device, layer: &layer, positions: &positions, activation: RELU, x };
+    let gates = pieces.values(&[&positions], &[&[Stage::Gate]]);
+    let values = pieces.values(&[&positions], &[&[Stage::GateUp]]);
+    let off = |gate: &f32| RELU.is_off(*gate);
+    assert!(gates.iter().any(|gates| gates.iter().all(off)) && !gates.iter().flatten().all(off));
+    for (gate, value) in gates.iter().flatten().zip(values.iter().flatten()) {
+        assert_eq!(off(gate), *value == 0.0, "{gate} {value}");
+    }
+}
+
 #[test]
 fn bundles_that_do_not_fit_are_errors() {
     let layer = Layer::new(DType::Q4_0, DType::Q4_0, 8, 64);
@@ -299,6 +443,11 @@ fn bundles_that_do_not_fit_are_errors() {
     assert!(matches!(job(odd, &[3, 4]), Err(DeviceError::Shape { .. })));
     let other = BundleLayout { down_dtype: DType::Q5_0, down: 0, ..layout };
     assert!(matches!(job(other, &[3, 4]), Err(DeviceError::Unsupported { .. })));
+    for stage in [Stage::Gate, Stage::Up, Stage::Down, Stage::GateUp, Stage::UpDown] {
+        let short = ClusterJob { stage, y: y(), ..layer.job(&*device, &[0, 1], RELU, &x) };
+        let missing = DeviceError::Mismatch { what: "values of hidden", needed: 2, found: 0 };
+        assert_eq!(run_cluster(&*device, short), Err(missing), "{stage:?}");
+    }
     let short = ClusterJob { y: None, ..layer.job(&*device, &[0, 1], RELU, &x) };
     assert!(matches!(run_cluster(&*device, short), Err(DeviceError::Mismatch { .. })));
 }

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use neuropil::model::KvType;
 use neuropil::predict::Prediction;
 
+use crate::budget::MemoryFlags;
 use crate::error::EXIT_CODES;
 use crate::verbs::{
     bench, calibrate, chat, convert, demo, devices, inspect, logits, perplexity, run, synth, tokenize, verify,
@@ -88,6 +89,8 @@ pub struct EngineFlags {
     /// Expand the weights to F32 and leave activations unquantised: slow, large, and as exact as the file
     #[arg(long)]
     pub exact: bool,
+    #[command(flatten)]
+    pub memory: MemoryFlags,
 }
 
 impl EngineFlags {
@@ -359,7 +362,8 @@ mod tests {
             ["--device", "wgpu"],
             ["--stop", ""],
             ["--samples", "0"],
-            ["--memory", "1GiB"],
+            ["--memory", "lots"],
+            ["--io", "aio"],
             ["--top-k", "-1"],
         ] {
             assert!(refused(&flags), "{flags:?}");

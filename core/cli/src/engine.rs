@@ -3,8 +3,9 @@
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
-use neuropil::engine::{Engine, SessionOptions};
+use neuropil::engine::{Engine, EngineError, SessionOptions};
 use neuropil::gguf::Gguf;
+use neuropil::model::ModelError;
 use neuropil::model::tokenizer::{EncodeOptions, Tokenizer};
 use neuropil_cpu::{CpuBackend, CpuOptions};
 
@@ -22,24 +23,58 @@ pub fn cpu(threads: u32) -> Result<CpuBackend, CliError> {
     CpuBackend::new(options).map_err(|error| CliError::new(Exit::Device, error))
 }
 
-/// Loads a model.
+/// Loads a model, or the store that it must be turned into to fit the memory.
 pub fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
+    open_within(model, flags, false)
+}
+
+/// As [`open`], but a budget that is too small even for a store becomes the smallest that is not.
+pub fn open_tight(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
+    open_within(model, flags, true)
+}
+
+fn open_within(model: &Path, flags: &EngineFlags, raise: bool) -> Result<Engine, CliError> {
+    flags.memory.check()?;
     if flags.exact {
         let gguf = Gguf::open_header(model).map_err(|error| CliError::of_model(model, error))?;
         let bytes =
             gguf.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements().saturating_mul(4)));
         output::note(format!("--exact expands the weights to F32, which takes {}", memory::shown(bytes)));
     }
-    let mut builder = Engine::builder(model).exact(flags.exact).prediction(flags.predict.kind());
-    if flags.device.contains(&Unit::Cpu) {
-        builder = builder.backend(&cpu(flags.threads)?)?;
+    let cpu = if flags.device.contains(&Unit::Cpu) { Some(cpu(flags.threads)?) } else { None };
+    let mut file = flags.memory.file(model)?;
+    let mut loaded = load(&file, flags, cpu.as_ref());
+    if let Err(EngineError::Model(ModelError::Budget { .. })) = &loaded
+        && !flags.exact
+        && let Some(store) = flags.memory.store_instead(&file)?
+    {
+        file = store;
+        memory::forget_peak();
+        loaded = load(&file, flags, cpu.as_ref());
     }
-    let bar = Bar::bytes("loading");
-    let engine = builder.on_progress(|done, total| bar.set(done, total)).build();
-    drop(bar);
-    let engine = engine.map_err(|error| CliError::of_model(model, error))?;
+    if let Err(EngineError::Model(ModelError::Budget { smallest, .. })) = &loaded
+        && raise
+    {
+        let mut flags = flags.clone();
+        flags.memory.memory = Some(*smallest);
+        loaded = load(&file, &flags, cpu.as_ref());
+    }
+    let engine = loaded.map_err(|error| CliError::of_model(&file, error))?;
     engine.notes().iter().for_each(output::note);
     Ok(engine)
+}
+
+fn load(model: &Path, flags: &EngineFlags, cpu: Option<&CpuBackend>) -> Result<Engine, EngineError> {
+    let mut builder = Engine::builder(model)
+        .exact(flags.exact)
+        .prediction(flags.predict.kind())
+        .context(flags.context(), flags.kv.kind());
+    builder = flags.memory.apply(builder);
+    if let Some(cpu) = cpu {
+        builder = builder.backend(cpu)?;
+    }
+    let bar = Bar::bytes("loading");
+    builder.on_progress(|done, total| bar.set(done, total)).build()
 }
 
 /// How a session is set up by the flags.

@@ -10,6 +10,7 @@ use std::path::Path;
 use neuropil::calibrate::CalibrateError;
 use neuropil::engine::EngineError;
 use neuropil::gguf::{GgufError, WriteError};
+use neuropil::io::IoError;
 use neuropil::model::ModelError;
 use neuropil::model::chat::ChatError;
 use neuropil::model::sampler::SamplerError;
@@ -236,6 +237,19 @@ impl From<DeviceError> for CliError {
     }
 }
 
+impl From<IoError> for CliError {
+    fn from(error: IoError) -> CliError {
+        let exit = match error {
+            IoError::OutOfMemory { .. } => Exit::Memory,
+            IoError::UnknownEngine { .. } | IoError::UnknownProfile { .. } => Exit::Usage,
+            IoError::Unavailable { .. } => Exit::Device,
+            _ => Exit::File,
+        };
+        // Each says itself what to do.
+        CliError::new(exit, error)
+    }
+}
+
 impl From<ModelError> for CliError {
     fn from(error: ModelError) -> CliError {
         let (exit, cure) = match error {
@@ -253,6 +267,11 @@ impl From<ModelError> for CliError {
             | ModelError::Prediction { .. }
             | ModelError::StoreShape { .. }
             | ModelError::GateWidth { .. } => return CliError::new(Exit::Model, error),
+            // These say themselves what to do.
+            ModelError::Budget { .. } | ModelError::ContextMemory { .. } | ModelError::Cache(_) => {
+                return CliError::new(Exit::Memory, error);
+            }
+            ModelError::Io(error) => return error.into(),
             ModelError::UnusedTensor { .. } => (Exit::Model, "give a file of a model without it"),
             ModelError::NoDevice { .. } => {
                 (Exit::Model, "give a file of types that neuropil devices lists under matmul")

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use neuropil::engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session};
 use neuropil::model::sampler::{SamplerError, SamplerOptions};
-use neuropil::pipeline::{Activity, StepTimes};
+use neuropil::pipeline::{Activity, StepTimes, StorageReport};
 use neuropil_device::KV_PAGE;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,7 @@ use crate::error::{CliError, Exit};
 use crate::memory;
 use crate::output;
 use crate::signal::Interrupts;
+use crate::storage_report;
 
 /// The seed of the flags, or a new one.
 pub fn seed(flags: &SamplingFlags) -> u64 {
@@ -60,6 +61,8 @@ pub struct Outcome {
     pub kv_bytes: u64,
     /// How many neurons were computed.
     pub activity: Activity,
+    /// What was read meanwhile, where neurons are not all in memory.
+    pub storage: Option<StorageReport>,
 }
 
 /// Reads the prompt into `session` (what it holds already is kept) and generates one sample per entry of `options`.
@@ -72,7 +75,7 @@ pub fn generate(
     mut on_text: impl FnMut(usize, &str) -> Result<(), CliError>,
 ) -> Result<(Outcome, Vec<Session>), CliError> {
     let engine = session.engine().clone();
-    let before = session.times();
+    let (before, storage_before) = (session.times(), engine.storage());
     let held = session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
     let start = Instant::now();
     session.cancel_token().reset();
@@ -143,6 +146,7 @@ pub fn generate(
         times: difference(times, before),
         kv_bytes: kv_bytes(&sessions, prompt.len()),
         activity,
+        storage: engine.storage().zip(storage_before).map(|(after, before)| after.since(&before)),
     };
     Ok((outcome, sessions))
 }
@@ -226,6 +230,9 @@ impl Outcome {
             document.insert("activity".into(), activity);
         }
         document.insert("memory".into(), memory_json(engine, self.kv_bytes));
+        if let Some(storage) = &self.storage {
+            storage_report::insert(&mut document, storage, self.tokens(), self.times.total());
+        }
         Value::Object(document)
     }
 
@@ -247,6 +254,11 @@ impl Outcome {
         let parts = parts(&self.times).map(|(name, time)| (name.to_owned(), json!(ms(time))));
         timings.insert("parts_ms".into(), Value::Object(parts.into_iter().collect()));
         Value::Object(timings)
+    }
+
+    /// Tokens that went through the model.
+    pub fn tokens(&self) -> usize {
+        self.prefilled + self.generations.iter().map(|g| g.latencies.len()).sum::<usize>()
     }
 
     /// One line for people.
@@ -285,7 +297,15 @@ pub fn memory_json(engine: &Engine, kv_bytes: u64) -> Value {
     if let Some(peak) = memory::peak_bytes() {
         object.insert("peak_bytes".into(), json!(peak));
     }
-    object.insert("resident_bytes".into(), json!(engine.memory().weights));
+    let used = engine.memory();
+    if let Some(budget) = used.budget {
+        object.insert("budget_bytes".into(), json!(budget));
+    }
+    object.insert("resident_bytes".into(), json!(used.weights));
+    if used.hot + used.cold > 0 {
+        object.insert("hot_bytes".into(), json!(used.hot));
+        object.insert("cold_bytes".into(), json!(used.cold));
+    }
     object.insert("kv_bytes".into(), json!(kv_bytes));
     Value::Object(object)
 }
@@ -308,7 +328,7 @@ fn rate(tokens: usize, time: Duration) -> Option<f64> {
 }
 
 /// Mean and nearest-rank percentiles.
-fn latency_json(latencies: &[Duration]) -> Option<Value> {
+pub fn latency_json(latencies: &[Duration]) -> Option<Value> {
     let mut sorted: Vec<f64> = latencies.iter().map(|time| ms(*time)).collect();
     sorted.sort_by(f64::total_cmp);
     let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;

@@ -4,6 +4,7 @@
 //! only picks the verb and turns its failure into one line and an exit code.
 
 mod args;
+mod budget;
 mod cache;
 mod chat_prompt;
 mod engine;
@@ -15,6 +16,7 @@ mod memory;
 mod output;
 mod progress;
 mod signal;
+mod storage_report;
 mod verbs;
 
 use std::panic::{self, AssertUnwindSafe};

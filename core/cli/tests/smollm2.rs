@@ -68,3 +68,23 @@ fn run_gives_the_greedy_tokens() {
         assert_eq!(first(&got["tokens"]), first(&case["greedy"]), "{}", case["name"]);
     }
 }
+
+#[test]
+fn demo_runs_in_less_memory_than_the_weights_take() {
+    let Some(model) = smollm2() else { return };
+    let cache = neuropil_tests::temp::TempDir::new();
+    std::fs::copy(&model, cache.path().join(model.file_name().unwrap())).unwrap();
+    let args = ["demo", "-p", "hi", "--cache-dir", arg(cache.path())];
+    let first = neuropil(&args);
+    for word in ["> hi", "are allowed", "the weights are", "neurons", "read per token", "spent waiting"] {
+        assert!(first.text().contains(word), "{word}: {}", first.text());
+    }
+    assert!(first.stderr.contains("neuron store, once"), "{}", first.stderr);
+    let second = neuropil(&[&args[..], &["--json"]].concat());
+    assert!(!second.stderr.contains("neuron store"), "{}", second.stderr);
+    let json = second.json();
+    let (memory, weights) = (&json["memory"], std::fs::metadata(&model).unwrap().len());
+    let budget = memory["budget_bytes"].as_u64().unwrap();
+    assert!(budget < weights && memory["peak_bytes"].as_u64().unwrap() < budget + (64 << 20), "{memory}");
+    assert!(json["io"]["bytes_per_token"].as_u64().unwrap() > 0);
+}

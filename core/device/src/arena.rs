@@ -1,10 +1,13 @@
 //! Memory that jobs share with devices, handed out as leases.
 //!
 //! An [`Arena`] is one aligned allocation cut into slots of equal size; a [`Buffer`] is an arena with one slot.
-//! A lease is the only way to the bytes: any number of readers or one writer per slot, checked at run time with
-//! one atomic. A job *owns* the leases of what it touches, so no safe code can race with a device that is still
+//! A lease is the only way to the bytes: any number of readers or one writer per slot, checked at run time. A job *owns* the leases of what it touches, so no safe code can race with a device that is still
 //! working. The invariant behind the unsafe code is: a `&[u8]` into a slot exists
 //! only while that slot's count is positive, a `&mut [u8]` only while it is [`WRITER`].
+//!
+//! Each slot has a count. That of a buffer is one atomic. Jobs pin a thousand neurons at a time, for which a thousand
+//! atomic operations take as long as a thirtieth of the job; so the counts of an arena with several slots change under
+//! one lock, by plain loads and stores.
 //!
 //! An arena may also lie over foreign bytes, such as a memory map of a file ([`Arena::mapped`]); it is read-only then.
 //! Both kinds keep a pointer to their first slot, so the way to a slot is the same and has no branch.
@@ -23,6 +26,34 @@ use crate::{AlignedBytes, DeviceError};
 
 /// Lease count of a slot that is being written.
 const WRITER: i32 = -1;
+
+/// What a lease is for.
+#[derive(Clone, Copy)]
+enum Access {
+    Read,
+    Write,
+}
+
+impl Access {
+    /// The count with one lease more, if the slot allows it.
+    #[inline]
+    fn add(self, count: i32) -> Option<i32> {
+        match self {
+            Access::Read if count == WRITER => None,
+            Access::Read => count.checked_add(1),
+            Access::Write => (count == 0).then_some(WRITER),
+        }
+    }
+
+    /// The count with one lease less.
+    #[inline]
+    fn remove(self, count: i32) -> Option<i32> {
+        match self {
+            Access::Read => Some(count - 1),
+            Access::Write => Some(0),
+        }
+    }
+}
 
 /// Alignment of an arena's first slot: a page, so that direct reads and imports by a GPU need no copy.
 pub const ARENA_ALIGNMENT: usize = 4096;
@@ -46,14 +77,14 @@ struct Memory {
     /// Distance between slots, a multiple of their alignment.
     stride: usize,
     slot_bytes: usize,
-    /// Per slot: 0 free, n > 0 readers, [`WRITER`].
+    /// Per slot: 0 free, n > 0 readers, [`WRITER`]. With several slots they change only while `lists` is locked.
     leases: Box<[AtomicI32]>,
     /// Empty lists for [`Arena::take_list`].
     lists: Mutex<Vec<Vec<u32>>>,
 }
 
-// SAFETY: the bytes are reached through leases only, which the atomics in `leases` hand out to one writer or many
-// readers; acquire on taking and release on dropping a lease order the accesses of different threads.
+// SAFETY: the bytes are reached through leases only, which the counts in `leases` hand out to one writer or many
+// readers; the lock, or acquire on taking and release on dropping a lease, order the accesses of different threads.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -148,7 +179,7 @@ impl Arena {
     /// # Panics
     /// When there is no such slot.
     pub fn read(&self, slot: usize) -> Result<ReadLease, DeviceError> {
-        add_reader(&self.memory.leases[slot])?;
+        self.memory.lease(self.run(&(slot..slot + 1)), Access::Read)?;
         Ok(ReadLease { memory: self.memory.clone(), slot, count: 1, len: self.memory.slot_bytes })
     }
 
@@ -160,15 +191,7 @@ impl Arena {
     /// # Panics
     /// When there are no such slots; then none is leased.
     pub fn read_run(&self, slots: Range<usize>) -> Result<ReadLease, DeviceError> {
-        let leases = &self.memory.leases[slots.clone()];
-        for (taken, lease) in leases.iter().enumerate() {
-            if let Err(error) = add_reader(lease) {
-                for lease in &leases[..taken] {
-                    lease.fetch_sub(1, Ordering::Release);
-                }
-                return Err(error);
-            }
-        }
+        self.memory.lease(self.run(&slots), Access::Read)?;
         let (count, len) = (slots.len(), slots.len() * self.memory.stride);
         Ok(ReadLease { memory: self.memory.clone(), slot: slots.start, count, len })
     }
@@ -182,7 +205,7 @@ impl Arena {
     /// When there is no such slot.
     pub fn write(&self, slot: usize) -> Result<WriteLease, DeviceError> {
         self.memory.check_writable()?;
-        add_writer(&self.memory.leases[slot])?;
+        self.memory.lease(self.run(&(slot..slot + 1)), Access::Write)?;
         Ok(WriteLease { memory: self.memory.clone(), slot, count: 1, len: self.memory.slot_bytes })
     }
 
@@ -196,15 +219,7 @@ impl Arena {
     /// When there are no such slots; then none is leased.
     pub fn write_run(&self, slots: Range<usize>) -> Result<WriteLease, DeviceError> {
         self.memory.check_writable()?;
-        let leases = &self.memory.leases[slots.clone()];
-        for (taken, lease) in leases.iter().enumerate() {
-            if let Err(error) = add_writer(lease) {
-                for lease in &leases[..taken] {
-                    lease.store(0, Ordering::Release);
-                }
-                return Err(error);
-            }
-        }
+        self.memory.lease(self.run(&slots), Access::Write)?;
         let (count, len) = (slots.len(), slots.len() * self.memory.stride);
         Ok(WriteLease { memory: self.memory.clone(), slot: slots.start, count, len })
     }
@@ -242,14 +257,20 @@ impl Arena {
         if let Some(slot) = slots.iter().find(|slot| **slot as usize >= count) {
             panic!("there is no slot {slot} among {count}");
         }
-        for (taken, slot) in slots.iter().enumerate() {
-            if let Err(error) = add_reader(&self.memory.leases[*slot as usize]) {
-                self.memory.release(&slots[..taken]);
+        match self.memory.lease(slots.iter().map(|slot| *slot as usize), Access::Read) {
+            Ok(()) => Ok(PinnedSlots { memory: self.memory.clone(), slots }),
+            Err(error) => {
                 self.memory.keep(slots);
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(PinnedSlots { memory: self.memory.clone(), slots })
+    }
+
+    /// The slots of a run, each of which is there.
+    fn run(&self, slots: &Range<usize>) -> Range<usize> {
+        let count = self.slots();
+        assert!(slots.start <= slots.end && slots.end <= count, "there are no slots {slots:?} among {count}");
+        slots.clone()
     }
 }
 
@@ -259,18 +280,15 @@ impl fmt::Debug for Arena {
     }
 }
 
-fn add_reader(lease: &AtomicI32) -> Result<(), DeviceError> {
-    lease
-        .fetch_update(Ordering::Acquire, Ordering::Relaxed, |n| (n != WRITER).then_some(n)?.checked_add(1))
-        .map(|_| ())
-        .map_err(|_| DeviceError::Leased)
-}
-
-fn add_writer(lease: &AtomicI32) -> Result<(), DeviceError> {
-    lease
-        .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
-        .map(|_| ())
-        .map_err(|_| DeviceError::Leased)
+/// Changes a count if `change` allows it. With `alone` nobody else changes it meanwhile.
+#[inline]
+fn update(lease: &AtomicI32, alone: bool, change: impl Fn(i32) -> Option<i32>) -> Result<(), DeviceError> {
+    if alone {
+        lease.store(change(lease.load(Ordering::Relaxed)).ok_or(DeviceError::Leased)?, Ordering::Relaxed);
+        return Ok(());
+    }
+    let result = lease.fetch_update(Ordering::AcqRel, Ordering::Relaxed, change);
+    result.map(|_| ()).map_err(|_| DeviceError::Leased)
 }
 
 impl Memory {
@@ -285,10 +303,30 @@ impl Memory {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives up one read lease of each slot.
-    fn release(&self, slots: &[u32]) {
+    /// The lock under which counts change, where it takes one.
+    fn alone(&self) -> Option<MutexGuard<'_, Vec<Vec<u32>>>> {
+        (self.leases.len() > 1).then(|| self.lists())
+    }
+
+    /// Takes a lease of each of these slots, which are there, or of none.
+    fn lease(&self, slots: impl Iterator<Item = usize> + Clone, access: Access) -> Result<(), DeviceError> {
+        let lock = self.alone();
+        for (taken, slot) in slots.clone().enumerate() {
+            if let Err(error) = update(&self.leases[slot], lock.is_some(), |count| access.add(count)) {
+                drop(lock);
+                self.release(slots.take(taken), access);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a lease of each of these slots.
+    fn release(&self, slots: impl Iterator<Item = usize>, access: Access) {
+        let lock = self.alone();
         for slot in slots {
-            self.leases[*slot as usize].fetch_sub(1, Ordering::Release);
+            // Nothing refuses a lease less.
+            let _ = update(&self.leases[slot], lock.is_some(), |count| access.remove(count));
         }
     }
 
@@ -340,9 +378,7 @@ impl ReadLease {
 
 impl Drop for ReadLease {
     fn drop(&mut self) {
-        for lease in &self.memory.leases[self.slot..self.slot + self.count] {
-            lease.fetch_sub(1, Ordering::Release);
-        }
+        self.memory.release(self.slot..self.slot + self.count, Access::Read);
     }
 }
 
@@ -355,6 +391,11 @@ pub struct WriteLease {
 }
 
 impl WriteLease {
+    /// The slots.
+    pub fn slots(&self) -> Range<usize> {
+        self.slot..self.slot + self.count
+    }
+
     /// The bytes of the slot; of a run, [`Arena::stride`] bytes per slot.
     pub fn bytes(&self) -> &[u8] {
         self.memory.bytes(self.slot, self.len)
@@ -401,9 +442,7 @@ impl WriteLease {
 
 impl Drop for WriteLease {
     fn drop(&mut self) {
-        for lease in &self.memory.leases[self.slot..self.slot + self.count] {
-            lease.store(0, Ordering::Release);
-        }
+        self.memory.release(self.slot..self.slot + self.count, Access::Write);
     }
 }
 
@@ -442,7 +481,7 @@ impl PinnedSlots {
 impl Drop for PinnedSlots {
     fn drop(&mut self) {
         let slots = std::mem::take(&mut self.slots);
-        self.memory.release(&slots);
+        self.memory.release(slots.iter().map(|slot| *slot as usize), Access::Read);
         self.memory.keep(slots);
     }
 }
@@ -528,6 +567,35 @@ mod tests {
             lists.each_ref().map(|list| (list.is_empty(), list.capacity() > 0)),
             [(true, true), (true, true), (true, false)]
         );
+    }
+
+    #[test]
+    fn many_threads_never_see_a_slot_half_written() {
+        let arena = Arena::new(3, 4096, 64).unwrap();
+        let buffer = Buffer::host(4096).unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..4u8 {
+                let (arena, buffer) = (&arena, &buffer);
+                scope.spawn(move || {
+                    for turn in 0..500 {
+                        if let Ok(mut slot) = arena.write(turn % 3) {
+                            slot.bytes_mut().fill(seed);
+                        }
+                        if let Ok(mut all) = buffer.write() {
+                            all.bytes_mut().fill(seed);
+                        }
+                        let same = |bytes: &[u8]| assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+                        if let Ok(pins) = arena.pin(vec![2, 1]) {
+                            (0..2).for_each(|index| same(pins.bytes(index)));
+                        }
+                        if let Ok(lease) = buffer.read() {
+                            same(lease.bytes());
+                        }
+                    }
+                });
+            }
+        });
+        assert!(arena.write_run(0..3).is_ok() && buffer.write().is_ok(), "all leases were given back");
     }
 
     #[test]

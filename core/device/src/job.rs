@@ -245,19 +245,87 @@ impl MatmulJob {
     }
 }
 
-/// Which part of a feed-forward layer a [`ClusterJob`] computes.
+/// Which part of a feed-forward layer a [`ClusterJob`] computes: one of its three products, or some that follow each
+/// other. A job leaves in `hidden` what the next one needs, so neurons can be computed as their weights arrive: `GateUp`
+/// for any of them at any time, then one `Down` for all.
+///
+/// However a layer is cut into stages, and its neurons into jobs, it has the bits of `Fused`, as long as jobs that sum
+/// ([`Stage::has_down`]) are cut at slices of positions ([`crate::quant::SLICE`]) and overwrite or add in that order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// `hidden = gate · x`, before the activation: enough to know which neurons fire.
     Gate,
-    /// From `hidden` as left by `Gate`: `y (+)= down · act(hidden, up · x)`.
+    /// From `hidden` as left by `Gate`, in place: `hidden = act(hidden, up · x)`; 0 for a neuron that its gates switch
+    /// off.
+    Up,
+    /// From `hidden` as left by `Up`: `y (+)= down · hidden`.
+    Down,
+    /// `Gate`, then `Up`.
+    GateUp,
+    /// `Up`, then `Down`, but `hidden` stays as left by `Gate`.
     UpDown,
-    /// Both in one go, for units that prefer one launch.
+    /// All in one go; needs no `hidden`.
     Fused,
+}
+
+impl Stage {
+    /// Every stage.
+    pub const ALL: [Stage; 6] =
+        [Stage::Gate, Stage::Up, Stage::Down, Stage::GateUp, Stage::UpDown, Stage::Fused];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Gate => "gate",
+            Stage::Up => "up",
+            Stage::Down => "down",
+            Stage::GateUp => "gate+up",
+            Stage::UpDown => "up+down",
+            Stage::Fused => "ffn",
+        }
+    }
+
+    /// Whether gate rows are multiplied.
+    pub fn has_gate(self) -> bool {
+        matches!(self, Stage::Gate | Stage::GateUp | Stage::Fused)
+    }
+
+    /// Whether up rows are multiplied, and the activation is applied.
+    pub fn has_up(self) -> bool {
+        matches!(self, Stage::Up | Stage::GateUp | Stage::UpDown | Stage::Fused)
+    }
+
+    /// Whether down rows are added up: `y` is written.
+    pub fn has_down(self) -> bool {
+        matches!(self, Stage::Down | Stage::UpDown | Stage::Fused)
+    }
+
+    /// Whether `x` is read.
+    pub fn reads_x(self) -> bool {
+        self.has_gate() || self.has_up()
+    }
+
+    /// Whether `hidden` holds what an earlier stage left.
+    pub fn reads_hidden(self) -> bool {
+        !self.has_gate()
+    }
+
+    /// Whether `hidden` takes what a later stage needs.
+    pub fn writes_hidden(self) -> bool {
+        !self.has_down()
+    }
+
+    /// Whether the job needs `hidden`, to read or to write.
+    pub fn has_hidden(self) -> bool {
+        self.reads_hidden() || self.writes_hidden()
+    }
 }
 
 /// How the bytes of one neuron are laid out in an arena slot; offsets in bytes. Rows are sorted as
 /// [`crate::quant::bundle_row`] does, so that a slot's neuron can be computed at the speed of memory.
+///
+/// A job uses the bytes of its stage's rows alone: of `Gate` the gate row must be valid, of `Down` the down row, and the
+/// others may be anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BundleLayout {
     /// Elements of each row: the width of the model.
@@ -308,7 +376,8 @@ pub enum ClusterWeights {
         /// One slot per neuron.
         slots: PinnedSlots,
         /// U32 `[neurons]`, ascending: the position of each slot's neuron in its layer. It says to which slice of the
-        /// sum over neurons the neuron belongs, so that a layer has the same bits whichever neurons are left out.
+        /// sum over neurons the neuron belongs, so that a layer has the same bits whichever neurons are left out. A
+        /// stage without a sum does not read it, and takes neurons in any order.
         positions: ReadLease,
     },
 }
@@ -324,13 +393,14 @@ pub struct ClusterJob {
     pub activation: Activation,
     /// The neurons.
     pub weights: ClusterWeights,
-    /// F32 `[tokens, width]`.
+    /// F32 `[tokens, width]`. `Down` does not read it: any lease will do.
     pub x: ReadLease,
-    /// F32 `[tokens, neurons]`: written by `Gate`, read by `UpDown`; `None` for `Fused`.
+    /// F32 `[tokens, neurons]`: see [`Stage::reads_hidden`] and [`Stage::writes_hidden`]; `None` for `Fused`.
     pub hidden: Option<WriteLease>,
-    /// F32 `[tokens, width]`; `None` for `Gate`.
+    /// F32 `[tokens, width]`; `None` for a stage without [`Stage::has_down`].
     pub y: Option<WriteLease>,
-    /// Add to `y` instead of overwriting it.
+    /// Of a block: add its sum to `y` instead of overwriting it. Of bundles: go on with the sum in `y`, which is that of
+    /// the slices before, instead of beginning with 0; so a layer that is cut at slices has the bits of a whole one.
     pub accumulate: bool,
 }
 
@@ -356,4 +426,21 @@ pub struct BlockJob {
 pub struct HostRegion {
     /// The memory; leases keep it alive and exclusive.
     pub buffer: Buffer,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_hands_over_what_the_next_one_reads() {
+        for stage in Stage::ALL {
+            let products = [stage.has_gate(), stage.has_up(), stage.has_down()];
+            assert!(products.contains(&true) && products != [true, false, true], "{stage:?}");
+            assert_eq!(stage.reads_hidden(), !products[0], "{stage:?}");
+            assert_eq!(stage.writes_hidden(), !products[2], "{stage:?}");
+            assert_eq!(stage.reads_x(), stage != Stage::Down);
+            assert_eq!(stage.has_hidden(), stage != Stage::Fused);
+        }
+    }
 }

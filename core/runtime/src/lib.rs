@@ -1,8 +1,9 @@
 //! An embeddable engine for language models that do not fit in memory.
 //!
-//! neuropil runs a model on whatever compute units an app hands it. No thread of it outlives a call, it opens no
-//! sockets, reads no environment variables and keeps no global state; worker threads and SIMD live in backends, such as
-//! `neuropil-cpu`.
+//! neuropil runs a model on whatever compute units an app hands it, and in the memory that it is given: of a neuron
+//! store that is larger, a part is in memory and the rest is read as it is needed. It opens no sockets, reads no
+//! environment variables and keeps no global state. Its only thread reads from storage, where there is something to read,
+//! and ends with the engine; worker threads and SIMD live in backends, such as `neuropil-cpu`.
 //!
 //! ```text
 //!   Engine ── Session ── Session ── …          engine:   what an app sees
@@ -12,8 +13,9 @@
 //!      │ jobs                │ norms, attention
 //!      ▼                     ▼
 //!   dyn Device            dyn HostOps           pipeline: submit, lend a hand, go on
-//!      ▲                     ▲
-//!      └── neuropil-cpu, a GPU, a plugin        (neuropil-device is the contract)
+//!      ▲                     ▲                     │ which neurons are here, and reads of the others
+//!      └── neuropil-cpu, a GPU, a plugin           ▼
+//!          (neuropil-device is the contract)     cache, io
 //!   Gguf: header, extents, splits               gguf:     untrusted bytes become checked numbers
 //! ```
 //!
@@ -28,6 +30,7 @@
 //! - A model file, a prompt or a template is untrusted input: it gives a typed error or an answer, never a panic.
 //! - The same tokens for every number of threads, every instruction set, and every neighbour in a batch: the order
 //!   of every sum is fixed ([`neuropil_device::quant`] states it).
+//! - What is in memory and what comes from storage changes no token.
 //! - An error in a step leaves the session as it was before that step.
 
 #![deny(unsafe_code)]
@@ -45,6 +48,7 @@ pub mod store;
 pub mod submit;
 mod sync;
 pub mod synth;
+pub mod system;
 
 pub use engine::{
     Engine, EngineBuilder, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session,

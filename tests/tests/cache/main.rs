@@ -30,7 +30,7 @@ enum Step {
     SetHot { unit: usize, count: usize },
     Place { unit: usize, position: u32 },
     Resize { slots: usize },
-    EndStep,
+    Tick,
 }
 
 fn parts() -> impl Strategy<Value = Parts> {
@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (unit.clone(), 0..12usize).prop_map(|(unit, count)| Step::SetHot { unit, count }),
         1 => (unit, 0..5u32).prop_map(|(unit, position)| Step::Place { unit, position }),
         1 => (0..20usize).prop_map(|slots| Step::Resize { slots }),
-        2 => Just(Step::EndStep),
+        2 => Just(Step::Tick),
     ]
 }
 
@@ -63,7 +63,7 @@ fn follow(policy: Box<dyn Eviction>, slots: usize, steps: &[Step]) {
             Step::SetHot { unit, count } => twin.set_hot(*unit, *count),
             Step::Place { unit, position } => twin.place(*unit, *position),
             Step::Resize { slots } => twin.resize(*slots),
-            Step::EndStep => twin.end_step(),
+            Step::Tick => twin.end_step(),
         }
         twin.check();
     }

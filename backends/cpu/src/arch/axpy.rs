@@ -95,12 +95,10 @@ impl<'a> Axpy<'a> {
         })
     }
 
-    /// Writes sums to the output, or adds them to it.
+    /// What the sums start with: 0, or what the slices before these gave.
     #[inline(always)]
-    pub fn put(&self, y: &mut [f32], sums: &[f32]) {
-        for (y, sum) in y.iter_mut().zip(sums) {
-            *y = if self.accumulate { *y + sum } else { *sum };
-        }
+    pub fn start(&self, sums: &mut [f32], y: &[f32]) {
+        if self.accumulate { sums.copy_from_slice(y) } else { sums.fill(0.0) }
     }
 
     /// Groups of 16 columns that a thread takes at a time, of `width` columns that `threads` share.
@@ -145,7 +143,9 @@ impl<'a> Axpy<'a> {
         let columns = out.rows();
         let width = columns.len();
         let (acc, total) = (&mut acc[..T * width], &mut total[..T * width]);
-        total.fill(0.0);
+        for (i, total) in total.chunks_exact_mut(width.max(1)).enumerate() {
+            self.start(total, out.token_mut(t + i));
+        }
         for slice in self.slices() {
             acc.fill(0.0);
             let mut at = slice.start;
@@ -161,7 +161,7 @@ impl<'a> Axpy<'a> {
             total.iter_mut().zip(acc.iter()).for_each(|(total, acc)| *total += acc);
         }
         for (i, total) in total.chunks_exact(width.max(1)).enumerate() {
-            self.put(out.token_mut(t + i), total);
+            out.token_mut(t + i).copy_from_slice(total);
         }
         T
     }

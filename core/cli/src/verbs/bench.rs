@@ -4,19 +4,22 @@
 //! context every time, after one run that warms up (a whole prompt, or one token). Random tokens are the same in every
 //! run of the program.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use neuropil::engine::{Engine, Session};
 use neuropil::model::chat::civil;
+use neuropil::pipeline::StorageReport;
 use neuropil::store::{self, Store};
 use serde_json::{Value, json};
 
 use crate::args::{EngineFlags, ModelFile};
 use crate::engine;
 use crate::error::{CliError, Exit};
+use crate::generation::latency_json;
 use crate::output;
 use crate::progress::Bar;
 use crate::signal::Interrupts;
+use crate::{memory, storage_report};
 
 /// Tokens that the engine takes through the model at a time.
 const BATCH: usize = 512;
@@ -56,6 +59,10 @@ struct Row {
     samples_ns: Vec<u64>,
     /// Share of the neurons that were computed, of a neuron store.
     active: Option<f64>,
+    /// What was read in all runs, where neurons are not all in memory.
+    storage: Option<StorageReport>,
+    /// Time of each token of a generation.
+    latencies: Vec<Duration>,
 }
 
 /// Runs the verb.
@@ -87,19 +94,22 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for (index, (n_prompt, n_gen)) in tests.iter().copied().enumerate() {
         let mut tokens = Tokens::new(&engine);
-        let mut row = Row { n_prompt, n_gen, test_time: now(), samples_ns: Vec::new(), active: None };
-        test(&mut session, &mut tokens, n_prompt, n_gen.min(1))?;
+        let mut row = Row::new(n_prompt, n_gen);
+        test(&mut session, &mut tokens, n_prompt, n_gen.min(1), &mut Vec::new())?;
+        let before = engine.storage();
         for run in 0..repetitions {
             let start = Instant::now();
-            test(&mut session, &mut tokens, n_prompt, n_gen)?;
+            test(&mut session, &mut tokens, n_prompt, n_gen, &mut row.latencies)?;
             row.samples_ns.push(start.elapsed().as_nanos() as u64);
             bar.set((index * repetitions + run + 1) as u64, (tests.len() * repetitions) as u64);
         }
         let activity = session.activity();
         row.active = (n_gen > 0 && !activity.is_empty()).then(|| activity.share());
+        row.storage = engine.storage().zip(before).map(|(after, before)| after.since(&before));
         rows.push(row);
     }
     drop(bar);
+    args.engine.memory.write_trace(&engine)?;
     let about = About::new(args, &engine);
     if args.json {
         return output::json(&rows.iter().map(|row| row.json(&about)).collect());
@@ -116,14 +126,22 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
 }
 
 /// Reads `n_prompt` tokens as one batch, then decodes `n_gen` one by one, from an empty context.
-fn test(session: &mut Session, tokens: &mut Tokens, n_prompt: usize, n_gen: usize) -> Result<(), CliError> {
+fn test(
+    session: &mut Session,
+    tokens: &mut Tokens,
+    n_prompt: usize,
+    n_gen: usize,
+    latencies: &mut Vec<Duration>,
+) -> Result<(), CliError> {
     session.truncate(0);
     if n_prompt > 0 {
         let prompt: Vec<u32> = (0..n_prompt).map(|i| tokens.next(i == 0)).collect();
         session.prefill(&prompt)?;
     }
     for i in 0..n_gen {
+        let start = Instant::now();
         session.decode(tokens.next(n_prompt == 0 && i == 0))?;
+        latencies.push(start.elapsed());
     }
     Ok(())
 }
@@ -193,6 +211,11 @@ impl About {
 }
 
 impl Row {
+    fn new(n_prompt: usize, n_gen: usize) -> Row {
+        let (samples_ns, latencies) = (Vec::new(), Vec::new());
+        Row { n_prompt, n_gen, test_time: now(), samples_ns, active: None, storage: None, latencies }
+    }
+
     fn rates(&self) -> Vec<f64> {
         let tokens = (self.n_prompt + self.n_gen) as f64;
         self.samples_ns.iter().map(|ns| 1e9 * tokens / (*ns).max(1) as f64).collect()
@@ -233,6 +256,17 @@ impl Row {
         if let (Some(row), Some(predict)) = (row.as_object_mut(), about.predict) {
             row.insert("predict".into(), json!(predict));
             row.extend(self.active.map(|active| ("active".to_owned(), json!(active))));
+            let total = self.samples_ns.iter().map(|ns| Duration::from_nanos(*ns)).sum();
+            let tokens = self.samples_ns.len() * (self.n_prompt + self.n_gen);
+            if let Some(storage) = &self.storage {
+                storage_report::insert(row, storage, tokens, total);
+            }
+            // The first token is computed with all neurons.
+            let later =
+                self.latencies.chunks(self.n_gen.max(1)).flat_map(|run| run.get(1..).unwrap_or_default());
+            let later: Vec<Duration> = later.copied().collect();
+            row.extend(latency_json(&later).map(|latency| ("latency_ms".to_owned(), latency)));
+            row.extend(memory::peak_bytes().map(|peak| ("peak_bytes".to_owned(), json!(peak))));
         }
         row
     }

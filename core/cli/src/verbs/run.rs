@@ -73,6 +73,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     } else {
         finish_text(&outcome, args.samples.is_some())?;
     }
+    args.engine.memory.write_trace(&engine)?;
     outcome.exit()
 }
 

@@ -38,7 +38,7 @@ pub use odds::Odds;
 pub use parts::Parts;
 pub use s3fifo::S3Fifo;
 pub use segmented::Cache;
-pub use shared::{Settled, Shared};
+pub use shared::Shared;
 pub use window::Window;
 
 /// The answer to a question for neurons. Indices are into the list that was asked for, ascending.

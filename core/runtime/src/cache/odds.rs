@@ -47,6 +47,14 @@ const TRUST: f32 = 10.0;
 /// What was observed counts half after so many steps.
 const HALF_LIFE: f32 = 8.0;
 
+/// What is known of a slot, in one place: a victim is looked at once.
+#[derive(Clone, Copy, Default)]
+struct State {
+    neuron: u32,
+    /// The last step in which the neuron was asked for.
+    used: u32,
+}
+
 /// See the module.
 pub struct Odds {
     /// One queue per class.
@@ -55,9 +63,7 @@ pub struct Odds {
     /// The class of each neuron, and the last step in which it was asked for, as of when it last lost its slot.
     class_of: Vec<u8>,
     last: Vec<u32>,
-    /// The neuron in each slot, and the last step in which it was asked for.
-    neurons: Vec<u32>,
-    used: Vec<u32>,
+    slots: Vec<State>,
     step: u32,
     /// The furthest neuron asked for in this step: those up to here will not be asked for before the next.
     passed: u32,
@@ -88,17 +94,22 @@ impl Odds {
             classes: Box::new(std::array::from_fn(class)),
             class_of: prior.iter().map(class_of).collect(),
             last: Vec::new(),
-            neurons: Vec::new(),
-            used: Vec::new(),
+            slots: Vec::new(),
             step: SPAN as u32,
             passed: 0,
         }
     }
 
+    /// The oldest of a class, and its odds.
+    fn front(&mut self, class: usize) -> Option<(f32, u32)> {
+        let slot = self.queues.front(class)?;
+        Some((self.odds(class, slot), slot))
+    }
+
     /// The odds of what is in a slot of a class.
     fn odds(&self, class: usize, slot: u32) -> f32 {
-        let passed = self.neurons[slot as usize] <= self.passed;
-        let age = self.step - self.used[slot as usize] + u32::from(passed);
+        let State { neuron, used } = self.slots[slot as usize];
+        let age = self.step - used + u32::from(neuron <= self.passed);
         self.classes[class].odds[known_age(age)]
     }
 }
@@ -178,8 +189,7 @@ impl Eviction for Odds {
         self.queues.reserve(slots)?;
         grow(&mut self.class_of, neurons, (CLASSES - 1) as u8)?;
         grow(&mut self.last, neurons, 0)?;
-        grow(&mut self.neurons, slots, 0)?;
-        grow(&mut self.used, slots, 0)?;
+        grow(&mut self.slots, slots, State::default())?;
         self.classes.iter_mut().for_each(|class| class.neurons = 0);
         self.class_of.iter().for_each(|class| self.classes[usize::from(*class)].neurons += 1);
         Ok(())
@@ -187,17 +197,17 @@ impl Eviction for Odds {
 
     fn insert(&mut self, slots: &[u32], neurons: &[u32]) {
         for (slot, neuron) in slots.iter().zip(neurons).rev() {
-            self.neurons[*slot as usize] = *neuron;
-            self.used[*slot as usize] = self.last[*neuron as usize];
+            let used = self.last[*neuron as usize];
+            self.slots[*slot as usize] = State { neuron: *neuron, used };
             self.queues.push(usize::from(self.class_of[*neuron as usize]), *slot);
         }
     }
 
     fn asked(&mut self, slots: &[u32]) {
         let Some(last) = slots.last() else { return };
-        self.passed = self.passed.max(self.neurons[*last as usize]);
+        self.passed = self.passed.max(self.slots[*last as usize].neuron);
         for slot in slots.iter().rev() {
-            let used = &mut self.used[*slot as usize];
+            let used = &mut self.slots[*slot as usize].used;
             let Some(class) = self.queues.queue_of(*slot).filter(|_| *used != self.step) else { continue };
             self.classes[class].observe(*used, self.step);
             *used = self.step;
@@ -207,7 +217,8 @@ impl Eviction for Odds {
 
     fn remove(&mut self, slots: &[u32]) {
         for slot in slots {
-            self.last[self.neurons[*slot as usize] as usize] = self.used[*slot as usize];
+            let State { neuron, used } = self.slots[*slot as usize];
+            self.last[neuron as usize] = used;
             self.queues.remove(*slot);
         }
     }
@@ -216,17 +227,18 @@ impl Eviction for Odds {
         let mut wanted = count;
         // What is held goes to the end of its queue, and is not looked at twice.
         let mut left: [usize; CLASSES] = std::array::from_fn(|class| self.queues.len(class));
+        // The front of each queue with its odds, of which a victim changes one.
+        let mut fronts: [Option<(f32, u32)>; CLASSES] = std::array::from_fn(|class| self.front(class));
         while wanted > 0 {
             let mut least: Option<(f32, usize, u32)> = None;
-            for class in (0..CLASSES).filter(|class| left[*class] > 0) {
-                let Some(slot) = self.queues.front(class) else { continue };
-                let odds = self.odds(class, slot);
-                if least.is_none_or(|least| odds <= least.0) {
-                    least = Some((odds, class, slot));
+            for (class, front) in fronts.iter().enumerate() {
+                if let Some((odds, slot)) = front
+                    && least.is_none_or(|least| *odds <= least.0)
+                {
+                    least = Some((*odds, class, *slot));
                 }
             }
             let Some((_, class, slot)) = least else { break };
-            left[class] -= 1;
             if held.contains(slot) {
                 self.queues.push(class, slot);
             } else {
@@ -234,6 +246,8 @@ impl Eviction for Odds {
                 out.push(slot);
                 wanted -= 1;
             }
+            left[class] -= 1;
+            fronts[class] = if left[class] > 0 { self.front(class) } else { None };
         }
     }
 

@@ -230,6 +230,20 @@ impl Cache {
         }
     }
 
+    /// Whether an acquisition of `parts` took a neuron that somebody else uses and of which parts were neither there nor
+    /// being read, so that its slot must be written to while it is in use. Who asks for up and down alone never asks for
+    /// the gate.
+    pub(super) fn collides(&self, parts: Parts, out: &Acquired) -> bool {
+        let shared = |at: u32| self.slots[at as usize].holds > 1;
+        let whole = if parts == Parts::UP_DOWN { parts } else { Parts::BOTH };
+        let half = |at: u32| {
+            let states = self.slots[at as usize].parts;
+            !(states.ready() | states.loading()).contains(whole)
+        };
+        out.load.iter().any(|(index, _)| shared(out.slots[*index as usize]))
+            || out.slots.iter().any(|at| shared(*at) && half(*at))
+    }
+
     /// The parts in a slot that are there, and those that are being read.
     pub fn state(&self, slot: u32) -> (Parts, Parts) {
         let parts = self.slots[slot as usize].parts;
@@ -291,6 +305,11 @@ impl Cache {
             self.policy.insert(&slots, &neurons);
         }
         self.lists = [slots, neurons];
+    }
+
+    /// How many of the first neurons of a unit are hot.
+    pub fn hot(&self, unit: usize) -> usize {
+        self.units[unit].hot
     }
 
     /// Lists the positions of hot neurons of a unit that are not in memory, ascending. Costs nothing where all are.
@@ -378,6 +397,11 @@ impl Cache {
     pub fn counters(&self) -> Counters {
         let slots = self.slots.len();
         Counters { in_use: slots - self.free.len(), slots, ..self.counters }
+    }
+
+    /// How many slots are in use or being filled.
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// The slot of a neuron that has one.

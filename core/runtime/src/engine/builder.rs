@@ -6,9 +6,12 @@ use std::time::Instant;
 
 use neuropil_device::{Backend, Device, HostOps, ScalarOps};
 
+use crate::cache::Eviction;
 use crate::gguf::Gguf;
+use crate::io::{IoChoice, IoEngine, IoError};
 use crate::model::tokenizer::{Tokenizer, Vocabulary};
-use crate::model::{LoadOptions, Progress, load_model};
+use crate::model::{KvType, LoadOptions, Progress, Room, load_model};
+use crate::pipeline::{PipelineOptions, Trace};
 use crate::predict::{Prediction, Predictor};
 
 use super::{Engine, EngineError, Inner};
@@ -79,6 +82,81 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
+    /// Most bytes that the process may take: weights, buffers, keys and values. Of a neuron store that does not fit, a part
+    /// of the neurons is in memory and the others are read as they are needed; another file that does not fit is an
+    /// error. Without a budget everything is loaded.
+    pub fn memory(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.load.memory = bytes.into();
+        self
+    }
+
+    /// Leaves the neurons of a store in the file's memory map, so that the system's page cache decides what is in memory:
+    /// what other engines do, for comparison. No budget is kept then, and the file must not become shorter.
+    pub fn mapped(mut self, mapped: bool) -> Self {
+        self.load.mapped = mapped;
+        self
+    }
+
+    /// Keeps so many neurons of a store in memory and no more, whatever the budget; a step needs a slice of 512 at least, so
+    /// no fewer are kept. For tests and experiments.
+    pub fn neuron_slots(mut self, slots: usize) -> Self {
+        self.load.storage.slots = Some(slots);
+        self
+    }
+
+    /// Whether the cache is filled with the neurons that fire most before the first token.
+    pub fn warm(mut self, warm: bool) -> Self {
+        self.load.storage.cold = !warm;
+        self
+    }
+
+    /// The share of the cache, 0 to 1, that the neurons which fire most have for good.
+    pub fn hot_share(mut self, share: f32) -> Self {
+        self.load.storage.hot_share = Some(share.clamp(0.0, 1.0));
+        self
+    }
+
+    /// The longest context that sessions will ask for and the precision of its keys and values, so that a budget can be
+    /// planned with them.
+    pub fn context(mut self, tokens: Option<usize>, kv: KvType) -> Self {
+        (self.load.context, self.load.kv) = (tokens, kv);
+        self
+    }
+
+    /// How neurons are read that are not in memory.
+    pub fn io(mut self, choice: IoChoice) -> Self {
+        self.load.storage.io = choice;
+        self
+    }
+
+    /// Reads neurons by an engine of the app's own, made from the paths of the file.
+    pub fn io_engine(
+        mut self,
+        make: impl Fn(&[&Path]) -> Result<Box<dyn IoEngine>, IoError> + Send + Sync + 'static,
+    ) -> Self {
+        self.load.storage.make_io = Some(Arc::new(make));
+        self
+    }
+
+    /// Which of the storage engine's means are used.
+    pub fn pipeline(mut self, options: PipelineOptions) -> Self {
+        self.load.storage.pipeline = options;
+        self
+    }
+
+    /// Evicts neurons by a policy of the app's own. `make` is given how often each neuron fires, over all layers and
+    /// experts, or nothing where the file does not say.
+    pub fn eviction(mut self, make: impl Fn(&[f32]) -> Box<dyn Eviction> + Send + Sync + 'static) -> Self {
+        self.load.storage.eviction = Some(Arc::new(make));
+        self
+    }
+
+    /// Records what happens when.
+    pub fn trace(mut self, trace: Arc<Trace>) -> Self {
+        self.load.storage.trace = Some(trace);
+        self
+    }
+
     /// Told how many of how many bytes are loaded, once per tensor.
     pub fn on_progress(mut self, progress: impl FnMut(u64, u64) + 'a) -> Self {
         self.progress = Box::new(progress);
@@ -118,6 +196,10 @@ impl<'a> EngineBuilder<'a> {
             inner: Arc::new(Inner {
                 gguf,
                 model: loaded.model,
+                memory: loaded.memory,
+                room: loaded.memory.map(|plan| Arc::new(Room::new(plan, loaded.storage.clone()))),
+                storage: loaded.storage,
+                trace: self.load.storage.trace,
                 weight_bytes: loaded.weight_bytes,
                 prediction: loaded.prediction,
                 thresholds: loaded.thresholds,

@@ -1,6 +1,7 @@
 //! The API an app sees: an [`Engine`] holds a model, a [`Session`] one sequence of tokens.
 //!
-//! No thread outlives a call, and there is no global state. An engine is `Send + Sync` and cheap to clone; sessions of one
+//! There is no global state, and no thread but the one that reads neurons which are not in memory; it ends with the engine.
+//! An engine is `Send + Sync` and cheap to clone; sessions of one
 //! engine may run on different threads, or decode together as a batch ([`Engine::decode`]), and a session's tokens
 //! are the same either way.
 
@@ -18,14 +19,17 @@ use neuropil_device::Device;
 use crate::gguf::{Gguf, GgufError};
 use crate::model::chat::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
-use crate::model::{LOGIT_ROWS, Model, ModelSpec, Step};
-use crate::pipeline::{Activity, Scratch, StepTimes};
+use crate::model::{LOGIT_ROWS, MemoryPlan, Model, ModelSpec, Room, Step};
+use crate::pipeline::{Activity, Scratch, StepTimes, Storage, StorageReport, Trace};
 use crate::predict::{Prediction, SharedObserver, Thresholds};
 
 pub use builder::EngineBuilder;
 pub use error::EngineError;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece};
 pub use session::{Session, SessionOptions};
+
+/// Tokens of a prompt that go through the model at a time, where memory is no question.
+const PREFILL_CHUNK: usize = 512;
 
 /// A loaded model with the units that run it. Clones share it.
 #[derive(Clone)]
@@ -42,6 +46,13 @@ struct Inner {
     tokenizer: Option<Tokenizer>,
     notes: Vec<String>,
     devices: Vec<Arc<dyn Device>>,
+    /// What the memory budget is spent on, if there is one.
+    memory: Option<MemoryPlan>,
+    /// What keys and values are counted with.
+    room: Option<Arc<Room>>,
+    /// Where neurons are that are not all in memory.
+    storage: Option<Arc<Storage>>,
+    trace: Option<Arc<Trace>>,
     /// Step memory that no step uses at the moment.
     scratch: Mutex<Vec<Scratch>>,
     load_time: Duration,
@@ -62,6 +73,12 @@ pub struct MemoryUse {
     pub weights: u64,
     /// Step buffers that are idle at the moment.
     pub buffers: u64,
+    /// The budget, if there is one.
+    pub budget: Option<u64>,
+    /// Of the neurons that a cache holds, those that stay.
+    pub hot: u64,
+    /// Of the neurons that a cache holds, those that come and go.
+    pub cold: u64,
 }
 
 impl Engine {
@@ -127,7 +144,29 @@ impl Engine {
     /// What it holds. Sessions hold their own KV caches.
     pub fn memory(&self) -> MemoryUse {
         let buffers = self.idle_scratch().iter().map(|s| s.bytes() as u64).sum();
-        MemoryUse { weights: self.inner.weight_bytes, buffers }
+        let neurons = self.inner.memory.and_then(|plan| plan.neurons).zip(self.inner.storage.as_ref());
+        let (hot, cold) = neurons.map_or((0, 0), |(plan, storage)| {
+            let (all, hot) = (storage.room(), storage.hot());
+            ((hot * plan.slot_bytes) as u64, ((all - hot.min(all)) * plan.slot_bytes) as u64)
+        });
+        let budget = self.inner.memory.map(|plan| plan.budget);
+        MemoryUse { weights: self.inner.weight_bytes, buffers, budget, hot, cold }
+    }
+
+    /// What was read from storage since the model was loaded, and how the cache of neurons did; `None` when all neurons
+    /// are in memory.
+    pub fn storage(&self) -> Option<StorageReport> {
+        self.inner.storage.as_ref().map(|storage| storage.since_load())
+    }
+
+    /// The record of what happened when, if one is made.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.inner.trace.as_deref()
+    }
+
+    /// Tokens of a prompt that go through the model together.
+    fn prefill_chunk(&self) -> usize {
+        self.inner.memory.map_or(PREFILL_CHUNK, |plan| plan.prefill_chunk)
     }
 
     /// How long opening and loading took.
@@ -157,6 +196,7 @@ impl Engine {
         scratch.times = Default::default();
         scratch.activity.clear();
         scratch.observer = record.observer.clone();
+        scratch.trace = self.inner.trace.clone();
         let result = scratch
             .reserve(step.tokens.len(), step.outputs.len().min(LOGIT_ROWS))
             .map_err(EngineError::from)
@@ -164,6 +204,9 @@ impl Engine {
         record.times += scratch.times;
         record.activity.merge(&scratch.activity);
         scratch.observer = None;
+        if let Some(storage) = &self.inner.storage {
+            storage.end_step();
+        }
         self.idle_scratch().push(scratch);
         result
     }

@@ -12,9 +12,6 @@ use crate::predict::SharedObserver;
 
 use super::{Engine, EngineError, Record};
 
-/// Tokens of a prompt that go through the model at a time.
-const PREFILL_CHUNK: usize = 512;
-
 /// How a session is set up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionOptions {
@@ -56,9 +53,10 @@ impl Session {
             head_dim: spec.head_dim,
             kind: options.kv,
         };
+        let cache = KvCache::new(shape, engine.inner.room.clone());
         Ok(Session {
             engine,
-            cache: KvCache::new(shape),
+            cache,
             tokens: Vec::new(),
             context,
             logits: Vec::new(),
@@ -235,7 +233,7 @@ impl Session {
         let mut outputs = Vec::new();
         let mut predict = Vec::new();
         let mut done = 0;
-        for chunk in tokens.chunks(PREFILL_CHUNK) {
+        for chunk in tokens.chunks(self.engine.prefill_chunk()) {
             let first = self.tokens.len();
             rows.clear();
             rows.extend((0..chunk.len()).map(|i| AttentionRow { sequence: 0, position: first + i }));

@@ -12,7 +12,7 @@ use neuropil_device::{Buffer, WriteLease};
 
 use super::serve::serve;
 use super::waker::Bell;
-use super::{Done, IoEngine, IoError, IoInfo, IoWaker, Read, ReadAt};
+use super::{Done, IoEngine, IoError, IoInfo, IoWaker, NVME_BLOCK, NVME_COST, Read, ReadAt};
 
 /// Bytes of each thread's buffer for reads that cannot go straight to their target.
 const BOUNCE: usize = 128 << 10;
@@ -65,6 +65,8 @@ impl Pread {
             alignment: source.alignment(),
             depth: threads.max(1),
             direct: source.direct(),
+            read_cost: NVME_COST,
+            least_read: NVME_BLOCK,
         };
         // Threads that were started end with this value, also when a later one does not start.
         let mut engine = Pread { info, shared: Arc::default(), threads: Vec::new() };

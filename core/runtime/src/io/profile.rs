@@ -25,6 +25,11 @@ impl Curve {
         Curve(points)
     }
 
+    /// Bytes of the smallest block for which there is a figure.
+    pub fn smallest(&self) -> usize {
+        self.0.first().map_or(0, |(size, _)| *size as usize)
+    }
+
     /// Bytes per second with blocks of so many bytes.
     pub fn at(&self, bytes: usize) -> f64 {
         let size = (bytes as f64).max(1.0);
@@ -79,8 +84,10 @@ impl StorageProfile {
         // Published: 450 MB/s in blocks of 4 KB, 4 GB/s in blocks of 512 KB.
         let sequential = Curve::new(vec![(4.0 * KIB, 450.0 * MB), (512.0 * KIB, 4000.0 * MB)]);
         // Published: 1076.10 MB/s at 4 KB within 128 MB from the big core, under 850 MB/s at 4 KB within 512 MB, and
-        // 3.5 GB/s at 512 KB, of which the span is not stated, so it stands for both.
-        let random = |small| Curve::new(vec![(4.0 * KIB, small), (512.0 * KIB, 3500.0 * MB)]);
+        // 3.5 GB/s at 512 KB, of which the span is not stated, so it stands for both. Also published: two reads of 4 KB
+        // are faster than one of 8 KB, so 8 KB cannot have more bandwidth; as much is inferred.
+        let random =
+            |small| Curve::new(vec![(4.0 * KIB, small), (8.0 * KIB, small), (512.0 * KIB, 3500.0 * MB)]);
         StorageProfile {
             name: "ufs4.0".into(),
             provenance: "PowerInfer-2, section 2.3.2, OnePlus 12; latency inferred".into(),
@@ -108,14 +115,15 @@ impl StorageProfile {
     }
 
     /// Time that the storage is busy with a read of `bytes`; `span` is that of recent reads, or `None` for a read in
-    /// sequence.
+    /// sequence. Storage reads whole blocks: less than the smallest of the curve takes as long as that.
     pub fn busy(&self, bytes: usize, span: Option<u64>) -> Duration {
         let curve = span.and_then(|span| {
             let fitting = self.random.iter().find(|(most, _)| span <= *most);
             fitting.or(self.random.last()).map(|(_, curve)| curve)
         });
-        let speed = curve.unwrap_or(&self.sequential).at(bytes);
-        Duration::from_secs_f64(bytes as f64 / speed)
+        let curve = curve.unwrap_or(&self.sequential);
+        let bytes = bytes.max(curve.smallest());
+        Duration::from_secs_f64(bytes as f64 / curve.at(bytes))
     }
 }
 
@@ -138,6 +146,9 @@ mod tests {
         assert!(close(speed(4096, None), 450.0) && close(speed(512 << 10, None), 4000.0));
         assert!(close(speed(4096, Some(100 << 20)), 1076.1) && close(speed(4096, Some(4 << 30)), 850.0));
         assert!(close(speed(512 << 10, Some(4 << 30)), 3500.0));
+        let time = |bytes: usize| ufs.busy(bytes, Some(4 << 30)).as_nanos() as u64;
+        assert!(2 * time(4096) <= time(8192) + 1, "two of 4 KB are no slower than one of 8 KB");
+        assert_eq!(time(512), time(4096), "blocks of 4 KB");
         let older = StorageProfile::named("ufs3.1").unwrap();
         assert!(older.busy(8192, Some(0)) > ufs.busy(8192, Some(0)));
     }

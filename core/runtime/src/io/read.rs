@@ -63,6 +63,20 @@ impl Target {
     }
 }
 
+impl Targets {
+    /// Adds a target.
+    pub fn push(&mut self, target: Target) {
+        match self {
+            Targets::Many(targets) => targets.push(target),
+            Targets::One(_) => {
+                if let Targets::One(first) = std::mem::take(self) {
+                    *self = Targets::Many(vec![first, target]);
+                }
+            }
+        }
+    }
+}
+
 impl Default for Targets {
     fn default() -> Self {
         Targets::Many(Vec::new())

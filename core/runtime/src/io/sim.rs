@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use neuropil_device::{Buffer, WriteLease};
@@ -17,7 +17,7 @@ use neuropil_device::{Buffer, WriteLease};
 use super::progress::EIO;
 use super::serve::serve;
 use super::waker::Bell;
-use super::{Done, IoEngine, IoError, IoInfo, IoWaker, Read, ReadAt};
+use super::{Done, IoEngine, IoError, IoInfo, IoWaker, NVME_BLOCK, NVME_COST, Read, ReadAt};
 
 /// Bytes of the simulated engine's buffer.
 const BOUNCE: usize = 64 << 10;
@@ -28,6 +28,9 @@ const DEPTH: usize = 64;
 /// Longest virtual time of a read, and most of it that passes by a look at what is done.
 const LONGEST_NS: u64 = 1_000_000;
 const LOOK_NS: u64 = 50_000;
+
+/// How long a wait sleeps, in real time, when nothing is under way.
+const NAP: Duration = Duration::from_millis(1);
 
 /// Files in memory.
 #[derive(Debug)]
@@ -202,11 +205,27 @@ pub struct Sim {
 }
 
 #[derive(Default)]
-struct Flag(AtomicBool);
+struct Flag {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Flag {
+    /// Whether it rang since the last time; sleeps a little for it if told to.
+    fn take(&self, sleep: bool) -> bool {
+        let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        if sleep && !*rung {
+            let slept = self.changed.wait_timeout(rung, NAP).unwrap_or_else(PoisonError::into_inner);
+            rung = slept.0;
+        }
+        std::mem::take(&mut *rung)
+    }
+}
 
 impl Bell for Flag {
     fn ring(&self) {
-        self.0.store(true, Ordering::Release);
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
     }
 }
 
@@ -219,7 +238,14 @@ impl Sim {
         let bounce = Buffer::host(BOUNCE).and_then(|buffer| buffer.write());
         let (alignment, direct) = (source.alignment(), source.direct());
         Ok(Sim {
-            info: IoInfo { name: "sim".into(), alignment, depth: DEPTH, direct },
+            info: IoInfo {
+                name: "sim".into(),
+                alignment,
+                depth: DEPTH,
+                direct,
+                read_cost: NVME_COST,
+                least_read: NVME_BLOCK,
+            },
             source,
             dice: Dice::new(seed, 0),
             now: 0,
@@ -249,10 +275,11 @@ impl IoEngine for Sim {
         }
     }
 
-    /// Never hangs: waiting moves the clock to the end of the next read, and with nothing under way it returns.
+    /// Never hangs: waiting moves the clock to the end of the next read, and with nothing under way it returns after a
+    /// short sleep, from which the waker wakes it.
     fn reap(&mut self, wait: bool, done: &mut Vec<Done>) {
         let next = self.flight.first_key_value().map(|((ends, _), _)| *ends);
-        match (wait && !self.woken.0.swap(false, Ordering::Acquire), next) {
+        match (wait && !self.woken.take(next.is_none()), next) {
             (true, Some(ends)) => self.now = self.now.max(ends),
             _ => self.now += self.dice.below(LOOK_NS),
         }

@@ -106,8 +106,13 @@ impl Throttle {
     pub fn new(inner: Box<dyn IoEngine>, profile: StorageProfile) -> Throttle {
         let name = format!("throttle:{} over {}", profile.name, inner.info().name);
         let bell = SleepBell { woken: Mutex::new(false), rung: Condvar::new(), inner: inner.waker() };
+        // A line through the costs of two small reads, and no read is cheaper than the smaller one.
+        let least_read = profile.random.last().map_or(&profile.sequential, |(_, curve)| curve).smallest();
+        let cost = |bytes: usize| profile.busy(bytes, Some(u64::MAX)).as_nanos() as f64;
+        let per_byte = (cost(8192) - cost(4096)) / 4096.0;
+        let read_cost = [cost(4096) - 4096.0 * per_byte, per_byte];
         Throttle {
-            info: IoInfo { name, ..inner.info().clone() },
+            info: IoInfo { name, read_cost, least_read, ..inner.info().clone() },
             inner,
             storage: Storage::new(profile),
             start: Instant::now(),

@@ -27,7 +27,7 @@ use super::progress::Progress;
 use super::read::Piece;
 use super::serve::outcome;
 use super::waker::Bell;
-use super::{Done, Files, IoEngine, IoError, IoInfo, IoWaker, Read, ReadAt};
+use super::{Done, Files, IoEngine, IoError, IoInfo, IoWaker, NVME_BLOCK, NVME_COST, Read, ReadAt};
 
 /// Transfers under way at once, unless told otherwise.
 pub(super) const DEPTH: usize = 256;
@@ -169,8 +169,14 @@ impl Uring {
         let arena = Arena::new(BOUNCES, BOUNCE, 4096).map_err(|_| memory())?;
         let fixed = register(&ring, &arena);
         let bounces = (0..BOUNCES).map(|slot| arena.write(slot)).collect::<Result<_, _>>();
-        let info =
-            IoInfo { name: "uring".into(), alignment: files.alignment(), depth, direct: files.direct() };
+        let info = IoInfo {
+            name: "uring".into(),
+            alignment: files.alignment(),
+            depth,
+            direct: files.direct(),
+            read_cost: NVME_COST,
+            least_read: NVME_BLOCK,
+        };
         Ok(Uring {
             info,
             files,

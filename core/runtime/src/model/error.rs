@@ -102,6 +102,39 @@ pub enum ModelError {
         /// The type.
         dtype: String,
     },
+    /// The memory budget is too small.
+    #[error(
+        "the memory budget of {} is too small: with these settings the model needs at least {}; {fix}",
+        given(*budget),
+        size(*smallest)
+    )]
+    Budget {
+        /// Bytes allowed.
+        budget: u64,
+        /// The least that is enough.
+        smallest: u64,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// Keys and values grow beyond the memory budget.
+    #[error(
+        "the keys and values of the context need {}, which the memory budget of {} has no room for; \
+         raise --memory, lower --ctx, or use --kv q8_0",
+        size(*keys),
+        given(*budget)
+    )]
+    ContextMemory {
+        /// Bytes allowed for everything.
+        budget: u64,
+        /// Bytes of keys and values.
+        keys: u64,
+    },
+    /// Neurons cannot be read from storage.
+    #[error(transparent)]
+    Io(#[from] crate::io::IoError),
+    /// The cache of neurons refused its size.
+    #[error(transparent)]
+    Cache(#[from] crate::cache::CacheError),
     /// The host refused memory.
     #[error("out of memory: {what} needs {bytes} more bytes")]
     OutOfMemory {
@@ -116,4 +149,14 @@ impl ModelError {
     pub(crate) fn key(key: &str, value: impl ToString, reason: impl Into<String>) -> ModelError {
         ModelError::Key { key: key.into(), value: value.to_string(), reason: reason.into() }
     }
+}
+
+/// A budget in the unit of the flag. Rounded down, or it could look like the one that is enough.
+fn given(bytes: u64) -> String {
+    format!("{}MiB", bytes >> 20)
+}
+
+/// A size in the unit of the flag, rounded up so that it works when it is typed back.
+fn size(bytes: u64) -> String {
+    format!("{}MiB", bytes.div_ceil(1 << 20))
 }

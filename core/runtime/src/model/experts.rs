@@ -9,7 +9,7 @@ use std::mem;
 use neuropil_device::{Activation, Buffer, MatmulJob, math};
 
 use crate::engine::EngineError;
-use crate::pipeline::{Choice, ExpertScratch, FfnInput, Scratch};
+use crate::pipeline::{Choice, Decided, ExpertScratch, FfnInput, Scratch};
 use crate::submit::Placed;
 
 use super::ModelError;
@@ -67,6 +67,18 @@ impl Experts {
         Ok(())
     }
 
+    /// Starts to read what the chosen experts need, so that it comes while attention computes.
+    pub(crate) fn fetch(&self, tokens: usize, scratch: &mut Scratch) -> Result<(), EngineError> {
+        for (index, expert) in self.experts.iter().enumerate() {
+            let of = scratch.experts.choices.chunks_exact(self.spec.used).take(tokens);
+            let served = of.filter(|choices| choices.iter().any(|choice| choice.expert == index)).count();
+            if served > 0 {
+                expert.fetch(served, scratch)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Computes the chosen experts.
     pub(crate) fn forward(
         &self,
@@ -76,26 +88,13 @@ impl Experts {
     ) -> Result<(), EngineError> {
         let len = input.tokens * self.width;
         scratch.experts.sum.write()?.slice_mut::<f32>()[..len].fill(0.0);
-        for (index, expert) in self.experts.iter().enumerate() {
-            self.gather(index, input, &mut scratch.experts)?;
-            if scratch.experts.served.is_empty() {
-                continue;
-            }
-            let ExpertScratch { h, x, y, predict, served, .. } = &mut scratch.experts;
-            let predict = mem::take(predict);
-            let own = FfnInput {
-                tokens: served.len(),
-                h: h.clone(),
-                x: x.clone(),
-                y: y.clone(),
-                accumulate: false,
-                predict: &predict,
-            };
-            let computed = expert.forward(activation, &own, scratch);
-            scratch.experts.predict = predict;
-            computed?;
-            self.scatter(&scratch.experts)?;
+        let mut begun = mem::take(&mut scratch.experts.begun);
+        let computed = self.compute(activation, input, scratch, &mut begun);
+        for (expert, decided) in self.experts.iter().zip(begun.drain(..)) {
+            expert.abandon(decided, scratch);
         }
+        scratch.experts.begun = begun;
+        computed?;
         let sum = scratch.experts.sum.read()?;
         let mut y = input.y.write()?;
         let y = &mut y.slice_mut::<f32>()[..len];
@@ -107,13 +106,41 @@ impl Experts {
         Ok(())
     }
 
-    /// Puts the rows of the tokens that chose expert `index` together.
+    /// Adds up the experts' weighted results. What was decided and not computed is left in `begun`.
+    fn compute(
+        &self,
+        activation: Activation,
+        input: &FfnInput<'_>,
+        scratch: &mut Scratch,
+        begun: &mut Vec<Option<Decided>>,
+    ) -> Result<(), EngineError> {
+        // All experts start to read before the first computes, as far as there is room.
+        let mut room = true;
+        for (index, expert) in self.experts.iter().enumerate() {
+            let mut decided = None;
+            if room && expert.reads() && self.gather(index, input, &mut scratch.experts)? {
+                decided = served(scratch, |own, scratch| expert.begin(activation, own, scratch))?;
+                room = decided.as_ref().is_none_or(Decided::leaves_room);
+            }
+            begun.push(decided);
+        }
+        for (index, expert) in self.experts.iter().enumerate() {
+            if self.gather(index, input, &mut scratch.experts)? {
+                let decided = begun.get_mut(index).and_then(Option::take);
+                served(scratch, |own, scratch| expert.finish(decided, activation, own, scratch))?;
+                self.scatter(&scratch.experts)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the rows of the tokens that chose expert `index` together; whether there are any.
     fn gather(
         &self,
         index: usize,
         input: &FfnInput<'_>,
         scratch: &mut ExpertScratch,
-    ) -> Result<(), EngineError> {
+    ) -> Result<bool, EngineError> {
         let ExpertScratch { choices, served, predict, h, x, .. } = scratch;
         let of_tokens = choices.chunks_exact(self.spec.used).take(input.tokens).enumerate();
         served.clear();
@@ -130,7 +157,7 @@ impl Experts {
                 row.copy_from_slice(&from.slice::<f32>()[token * self.width..][..self.width]);
             }
         }
-        Ok(())
+        Ok(!served.is_empty())
     }
 
     /// Adds the current expert's weighted results to the sums of the tokens it served.
@@ -143,6 +170,20 @@ impl Experts {
         }
         Ok(())
     }
+}
+
+/// Calls an expert's feed-forward with the rows that were gathered for it.
+fn served<R>(
+    scratch: &mut Scratch,
+    call: impl FnOnce(&FfnInput<'_>, &mut Scratch) -> Result<R, EngineError>,
+) -> Result<R, EngineError> {
+    let ExpertScratch { h, x, y, predict, served, .. } = &mut scratch.experts;
+    let predict = mem::take(predict);
+    let (h, x, y) = (h.clone(), x.clone(), y.clone());
+    let own = FfnInput { tokens: served.len(), h, x, y, accumulate: false, predict: &predict };
+    let result = call(&own, scratch);
+    scratch.experts.predict = predict;
+    result
 }
 
 /// Appends the experts of one token: the `used` greatest logits, the lower index among equals, by ascending index; their

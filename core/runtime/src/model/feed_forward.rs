@@ -32,15 +32,26 @@ impl FeedForward {
         Ok(FeedForward::One(loader.ffn(index, None, [&gate, &up, &down], spec.neurons, spec.width)?))
     }
 
-    /// Computes it; a router reads the normed stream.
+    /// Computes it; a router reads the normed stream. `next` is that of the next layer, which may begin to read.
     pub(crate) fn forward(
         &self,
+        next: Option<&FeedForward>,
         activation: Activation,
         input: &FfnInput<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), EngineError> {
         match self {
-            FeedForward::One(ffn) => ffn.forward(activation, input, scratch),
+            FeedForward::One(ffn) => {
+                let decided = ffn.begin(activation, input, scratch)?;
+                if let Some(FeedForward::One(next)) = next {
+                    let begun = next.look_ahead(input, scratch);
+                    if begun.is_err() {
+                        ffn.abandon(decided, scratch);
+                        return begun;
+                    }
+                }
+                ffn.finish(decided, activation, input, scratch)
+            }
             FeedForward::Experts(experts) => {
                 experts.route(input.tokens, &input.h, scratch)?;
                 experts.forward(activation, input, scratch)

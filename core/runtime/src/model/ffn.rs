@@ -6,7 +6,7 @@
 use neuropil_device::{Activation, ClusterJob, ClusterWeights, Stage};
 
 use crate::engine::EngineError;
-use crate::pipeline::{FfnInput, Neurons, Scratch};
+use crate::pipeline::{Decided, FfnInput, Neurons, Scratch};
 use crate::submit::Placed;
 
 /// The neurons of a layer or an expert.
@@ -18,6 +18,61 @@ pub(crate) enum Ffn {
 }
 
 impl Ffn {
+    /// Whether it may have to read from storage.
+    pub(crate) fn reads(&self) -> bool {
+        matches!(self, Ffn::Neurons(neurons) if neurons.reads())
+    }
+
+    /// Starts to read the neurons that it will probably need, of what the layer before it reads.
+    pub(crate) fn look_ahead(&self, input: &FfnInput<'_>, scratch: &mut Scratch) -> Result<(), EngineError> {
+        match self {
+            Ffn::Block(_) => Ok(()),
+            Ffn::Neurons(neurons) => Ok(neurons.look_ahead(input, scratch)?),
+        }
+    }
+
+    /// Starts to read what it needs for so many tokens, where that is known without a look at them.
+    pub(crate) fn fetch(&self, tokens: usize, scratch: &mut Scratch) -> Result<(), EngineError> {
+        match self {
+            Ffn::Block(_) => Ok(()),
+            Ffn::Neurons(neurons) => Ok(neurons.fetch(tokens, scratch)?),
+        }
+    }
+
+    /// Gives up what was decided and will not be computed.
+    pub(crate) fn abandon(&self, decided: Option<Decided>, scratch: &mut Scratch) {
+        if let (Ffn::Neurons(neurons), Some(decided)) = (self, decided) {
+            neurons.abandon(decided, scratch);
+        }
+    }
+
+    /// Decides which neurons are computed and starts to read those that are not in memory; nothing of a block.
+    pub(crate) fn begin(
+        &self,
+        activation: Activation,
+        input: &FfnInput<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Option<Decided>, EngineError> {
+        match self {
+            Ffn::Block(_) => Ok(None),
+            Ffn::Neurons(neurons) => Ok(Some(neurons.begin(activation, input, scratch)?)),
+        }
+    }
+
+    /// Computes the layer; `decided` is what [`Ffn::begin`] returned, if it was called.
+    pub(crate) fn finish(
+        &self,
+        decided: Option<Decided>,
+        activation: Activation,
+        input: &FfnInput<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), EngineError> {
+        match (self, decided) {
+            (Ffn::Neurons(neurons), Some(decided)) => Ok(neurons.finish(decided, input, scratch)?),
+            _ => self.forward(activation, input, scratch),
+        }
+    }
+
     /// Computes the layer.
     pub(crate) fn forward(
         &self,

@@ -27,7 +27,8 @@ pub(crate) struct Frame {
     gguf: Arc<Gguf>,
     ops: Arc<dyn HostOps>,
     rope: RopeTable,
-    /// Stays in the file's map: a token touches one row of it.
+    /// Stays in the file: a token reads one row of it. Not through the map, which a file that becomes shorter would
+    /// end the process through.
     embedding: TensorInfo,
     embedding_type: DType,
     output_norm: Vec<f32>,
@@ -103,11 +104,12 @@ impl Frame {
         scratch: &mut Scratch,
         lap: &mut Lap,
     ) -> Result<(), EngineError> {
-        let table = self.gguf.data(&self.embedding);
-        let row_bytes = table.len() / self.spec.vocab;
+        let row_bytes = self.embedding.bytes / self.spec.vocab as u64;
+        scratch.row.resize(row_bytes as usize, 0);
         let mut x = scratch.x.write()?;
         for (token, x) in step.tokens.iter().zip(x.slice_mut().chunks_exact_mut(self.spec.width)) {
-            quant::dequantize_row(self.embedding_type, &table[*token as usize * row_bytes..][..row_bytes], x);
+            self.gguf.read_part(&self.embedding, u64::from(*token) * row_bytes, &mut scratch.row)?;
+            quant::dequantize_row(self.embedding_type, &scratch.row, x);
         }
         scratch.rope.clear();
         step.rows.iter().for_each(|row| self.rope.extend(row.position, &mut scratch.rope));

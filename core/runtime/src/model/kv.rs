@@ -12,6 +12,7 @@ use neuropil_device::{KV_BLOCK, KV_PAGE, KvPage, KvPages, quantize_kv};
 use crate::engine::EngineError;
 
 use super::ModelError;
+use super::room::{Room, Taken};
 
 /// Precision of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,32 +61,53 @@ impl KvShape {
     }
 }
 
+/// [`KV_PAGE`] positions, and the memory that they are counted with.
+#[derive(Debug)]
+struct Page {
+    data: PageData,
+    _taken: Taken,
+}
+
+impl Page {
+    fn new(shape: &KvShape, room: Option<&Arc<Room>>) -> Result<Page, ModelError> {
+        let taken = Room::take(room, shape.page_bytes() as u64)?;
+        Ok(Page { data: PageData::new(shape)?, _taken: taken })
+    }
+
+    fn copy(&self, shape: &KvShape, room: Option<&Arc<Room>>) -> Result<Page, ModelError> {
+        let taken = Room::take(room, shape.page_bytes() as u64)?;
+        Ok(Page { data: self.data.copy()?, _taken: taken })
+    }
+}
+
 /// Keys then values of layer 0, keys then values of layer 1, and so on; scales in the same order.
 #[derive(Clone, Debug)]
-enum Page {
+enum PageData {
     F16(Vec<f16>),
     F32(Vec<f32>),
     Q8_0 { codes: Vec<i8>, scales: Vec<f16> },
 }
 
-impl Page {
-    fn new(shape: &KvShape) -> Result<Page, ModelError> {
+impl PageData {
+    fn new(shape: &KvShape) -> Result<PageData, ModelError> {
         let elements = 2 * shape.layers * shape.plane();
         Ok(match shape.kind {
-            KvType::F16 => Page::F16(filled(elements, f16::ZERO)?),
-            KvType::F32 => Page::F32(filled(elements, 0.0)?),
-            KvType::Q8_0 => Page::Q8_0 {
+            KvType::F16 => PageData::F16(filled(elements, f16::ZERO)?),
+            KvType::F32 => PageData::F32(filled(elements, 0.0)?),
+            KvType::Q8_0 => PageData::Q8_0 {
                 codes: filled(elements, 0)?,
                 scales: filled(2 * shape.layers * shape.scale_plane(), f16::ZERO)?,
             },
         })
     }
 
-    fn copy(&self) -> Result<Page, ModelError> {
+    fn copy(&self) -> Result<PageData, ModelError> {
         Ok(match self {
-            Page::F16(from) => Page::F16(copied(from)?),
-            Page::F32(from) => Page::F32(copied(from)?),
-            Page::Q8_0 { codes, scales } => Page::Q8_0 { codes: copied(codes)?, scales: copied(scales)? },
+            PageData::F16(from) => PageData::F16(copied(from)?),
+            PageData::F32(from) => PageData::F32(copied(from)?),
+            PageData::Q8_0 { codes, scales } => {
+                PageData::Q8_0 { codes: copied(codes)?, scales: copied(scales)? }
+            }
         })
     }
 }
@@ -115,14 +137,16 @@ fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, ModelError> {
 #[derive(Debug)]
 pub(crate) struct KvCache {
     shape: KvShape,
+    /// What its memory is counted with, if there is a budget.
+    room: Option<Arc<Room>>,
     pages: Vec<Arc<Page>>,
     len: usize,
 }
 
 impl KvCache {
     /// An empty cache.
-    pub fn new(shape: KvShape) -> KvCache {
-        KvCache { shape, pages: Vec::new(), len: 0 }
+    pub fn new(shape: KvShape, room: Option<Arc<Room>>) -> KvCache {
+        KvCache { shape, room, pages: Vec::new(), len: 0 }
     }
 
     /// Memory of its pages, those it shares with forks included.
@@ -132,7 +156,7 @@ impl KvCache {
 
     /// Another cache with the same positions, sharing the pages until one of the two writes.
     pub fn fork(&self) -> KvCache {
-        KvCache { shape: self.shape, pages: self.pages.clone(), len: self.len }
+        KvCache { shape: self.shape, room: self.room.clone(), pages: self.pages.clone(), len: self.len }
     }
 
     /// Forgets the positions from `len` on.
@@ -148,11 +172,11 @@ impl KvCache {
     pub fn reserve(&mut self, len: usize) -> Result<(), ModelError> {
         let pages = len.div_ceil(KV_PAGE);
         while self.pages.len() < pages {
-            self.pages.push(Arc::new(Page::new(&self.shape)?));
+            self.pages.push(Arc::new(Page::new(&self.shape, self.room.as_ref())?));
         }
         for page in &mut self.pages[self.len / KV_PAGE..pages] {
             if Arc::get_mut(page).is_none() {
-                *page = Arc::new(page.copy()?);
+                *page = Arc::new(page.copy(&self.shape, self.room.as_ref())?);
             }
         }
         Ok(())
@@ -164,10 +188,12 @@ impl KvCache {
         let (plane, scale_plane) = (self.shape.plane(), self.shape.scale_plane());
         let place = position % KV_PAGE;
         let page = self.pages.get_mut(position / KV_PAGE).and_then(Arc::get_mut);
-        match page.expect("a position is reserved before it is written") {
-            Page::F16(data) => scatter(head_dim, place, k, v, halves_mut(data, layer, plane), f16::from_f32),
-            Page::F32(data) => scatter(head_dim, place, k, v, halves_mut(data, layer, plane), |x| x),
-            Page::Q8_0 { codes, scales } => {
+        match &mut page.expect("a position is reserved before it is written").data {
+            PageData::F16(data) => {
+                scatter(head_dim, place, k, v, halves_mut(data, layer, plane), f16::from_f32)
+            }
+            PageData::F32(data) => scatter(head_dim, place, k, v, halves_mut(data, layer, plane), |x| x),
+            PageData::Q8_0 { codes, scales } => {
                 let (to_k, to_v) = halves_mut(codes, layer, plane);
                 let (k_scales, v_scales) = halves_mut(scales, layer, scale_plane);
                 quantize(head_dim, place, k, k_scales, |head, channel, codes| {
@@ -190,16 +216,16 @@ impl KvCache {
 
     fn page(&self, layer: usize, index: usize) -> KvPage<'_> {
         let (plane, scale_plane) = (self.shape.plane(), self.shape.scale_plane());
-        match &*self.pages[index] {
-            Page::F16(data) => {
+        match &self.pages[index].data {
+            PageData::F16(data) => {
                 let (k, v) = halves(data, layer, plane);
                 KvPage::F16 { k, v }
             }
-            Page::F32(data) => {
+            PageData::F32(data) => {
                 let (k, v) = halves(data, layer, plane);
                 KvPage::F32 { k, v }
             }
-            Page::Q8_0 { codes, scales } => {
+            PageData::Q8_0 { codes, scales } => {
                 let ((k, v), (k_scales, v_scales)) =
                     (halves(codes, layer, plane), halves(scales, layer, scale_plane));
                 KvPage::Q8_0 { k, k_scales, v, v_scales }
@@ -303,7 +329,7 @@ mod tests {
     #[test]
     fn forks_share_what_was_and_part_where_they_write() {
         for kind in [KvType::F16, KvType::F32, KvType::Q8_0] {
-            let mut a = KvCache::new(KvShape { layers: 2, kv_heads: 2, head_dim: 3, kind });
+            let mut a = KvCache::new(KvShape { layers: 2, kv_heads: 2, head_dim: 3, kind }, None);
             (0..70).for_each(|i| push(&mut a, i as f32));
             let mut b = a.fork();
             push(&mut a, 100.0);
@@ -324,7 +350,7 @@ mod tests {
     fn a_position_of_8_bits_is_near_and_stays_as_it_was_written() {
         // 40 channels: a whole block and one of eight.
         let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 40, kind: KvType::Q8_0 };
-        let mut cache = KvCache::new(shape);
+        let mut cache = KvCache::new(shape, None);
         let value = |layer: usize, position: usize, i: usize| {
             let x = ((layer * 31 + position * 17 + i * 7) % 101) as f32 - 50.0;
             if position.is_multiple_of(3) { x * 100.0 } else { x * 0.01 }

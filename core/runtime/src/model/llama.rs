@@ -72,7 +72,8 @@ impl Model for Llama {
             // The feed-forward of the normed stream, added to the stream.
             self.frame.norm(&layer.ffn_norm, tokens, scratch, &mut lap)?;
             let input = FfnInput::of_stream(tokens, step.predict, scratch);
-            layer.ffn.forward(self.frame.spec.activation, &input, scratch)?;
+            let next = self.layers.get(index + 1).map(|layer| &layer.ffn);
+            layer.ffn.forward(next, self.frame.spec.activation, &input, scratch)?;
             lap.add_to(&mut scratch.times.ffn);
         }
         self.frame.logits(step, scratch, &mut lap)

@@ -12,12 +12,15 @@ use neuropil_device::{
 };
 
 use crate::gguf::{Gguf, TensorInfo};
+use crate::pipeline::Storage;
 use crate::predict::{MakePredictor, Prediction};
 use crate::submit::Placed;
 
 use super::ModelError;
 use super::ffn::Ffn;
+use super::kv::KvType;
 use super::load_neurons::StoreView;
+use super::load_storage::StorageOptions;
 
 /// Three matrices that share an input, on one device.
 pub(crate) struct PlacedTrio {
@@ -58,6 +61,15 @@ pub(crate) struct LoadOptions {
     pub prediction: Prediction,
     /// Makes the predictors of [`Prediction::Custom`].
     pub predictors: Option<MakePredictor>,
+    /// Bytes that the process may take.
+    pub memory: Option<u64>,
+    /// The longest context that will be asked for, and the precision of its keys and values.
+    pub context: Option<usize>,
+    pub kv: KvType,
+    /// Leave neurons in the file's map.
+    pub mapped: bool,
+    /// How neurons are kept that do not fit.
+    pub storage: StorageOptions,
 }
 
 /// Told how many of how many bytes are loaded.
@@ -65,9 +77,11 @@ pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// Loads the tensors of one file onto devices.
 pub(crate) struct Loader<'a> {
-    pub(super) gguf: &'a Gguf,
+    pub(super) gguf: &'a Arc<Gguf>,
     devices: &'a [Arc<dyn Device>],
     pub(super) exact: bool,
+    /// Whether neurons stay in the file's map.
+    pub(super) mapped: bool,
     loaded: u64,
     total: u64,
     /// Bytes of prepared weights so far.
@@ -75,6 +89,8 @@ pub(crate) struct Loader<'a> {
     progress: &'a mut Progress<'a>,
     /// The store that the file is, if it is one.
     store: Option<Arc<StoreView>>,
+    /// Where its neurons are, if they are not all in memory.
+    pub(super) storage: Option<Arc<Storage>>,
     /// Makes predictors that the app brings.
     pub(super) predictors: Option<MakePredictor>,
     pub(super) ops: Arc<dyn HostOps>,
@@ -82,25 +98,29 @@ pub(crate) struct Loader<'a> {
 
 impl<'a> Loader<'a> {
     pub(crate) fn new(
-        gguf: &'a Gguf,
+        gguf: &'a Arc<Gguf>,
         devices: &'a [Arc<dyn Device>],
         ops: &Arc<dyn HostOps>,
         options: &LoadOptions,
-        store: Option<StoreView>,
+        store: Option<Arc<StoreView>>,
+        storage: Option<Arc<Storage>>,
         progress: &'a mut Progress<'a>,
     ) -> Loader<'a> {
-        let total = gguf.tensors().iter().map(|t| t.bytes).sum();
+        let read = |tensor: &&TensorInfo| storage.is_none() || !tensor.name.contains(".ffn_bundle.");
+        let total = gguf.tensors().iter().filter(read).map(|t| t.bytes).sum();
         Loader {
             gguf,
             devices,
             exact: options.exact,
+            mapped: options.mapped,
             predictors: options.predictors.clone(),
             ops: ops.clone(),
             loaded: 0,
             total,
             weight_bytes: 0,
             progress,
-            store: store.map(Arc::new),
+            store,
+            storage,
         }
     }
 

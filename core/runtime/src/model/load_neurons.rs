@@ -1,12 +1,14 @@
 //! From the bundles of a neuron store to slots in memory, and to what decides which of them are computed.
 
+use std::sync::Arc;
+
 use neuropil_device::{
     Activation, ActivationKind, Arena, DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage,
     WeightSource, quant,
 };
 
 use crate::gguf::{Gguf, TensorInfo};
-use crate::pipeline::{Decision, Neurons};
+use crate::pipeline::{Decision, NeuronWeights, Neurons};
 use crate::predict::{Centred, Gate4, LowRank, Prediction, PredictorInput, Thresholds};
 use crate::store::{BATCHES, Layout, Store, keys, neuron_tensor_name};
 use crate::submit::Placed;
@@ -84,6 +86,11 @@ impl StoreView {
     /// The cuts of the centred thresholds.
     pub(crate) fn thresholds(&self) -> &Thresholds {
         &self.thresholds
+    }
+
+    /// Whether gates lie in memory as whole matrices, and slots hold the other two rows alone.
+    pub(crate) fn gate_apart(&self) -> bool {
+        matches!(self.prediction, Prediction::Gate | Prediction::Threshold)
     }
 
     /// How neurons are chosen.
@@ -196,7 +203,7 @@ impl Loader<'_> {
         } else {
             file
         };
-        let gate_apart = matches!(view.prediction, Prediction::Gate | Prediction::Threshold);
+        let gate_apart = view.gate_apart();
         let gate_copy = gate_apart || view.prediction == Prediction::Gate4;
         let dtype = if view.prediction == Prediction::Gate4 { DType::Q4_0 } else { memory.gate_type };
         let mut ops = vec![OpShape::Cluster {
@@ -219,8 +226,18 @@ impl Loader<'_> {
             (slot.up, slot.down) = (0, slot.down - slot.up);
             slot_bytes -= memory.gate_bytes;
         }
-        let arena =
-            Arena::new(memory.neurons, slot_bytes, 64).map_err(|source| weight_error(bundles, source))?;
+        let arena = match &self.storage {
+            Some(_) => None,
+            None if self.mapped && memory == file && !gate_apart => {
+                let bytes = Arc::new(MappedTensor { gguf: self.gguf.clone(), tensor: bundles.clone() });
+                let arena = Arena::mapped(bytes, 0, memory.neurons, slot_bytes);
+                Some(arena.map_err(|source| weight_error(bundles, source))?)
+            }
+            None => {
+                let arena = Arena::new(memory.neurons, slot_bytes, 64);
+                Some(arena.map_err(|source| weight_error(bundles, source))?)
+            }
+        };
         let gate_row = dtype.row_bytes(memory.width);
         let gate_row = gate_row
             .ok_or_else(|| ModelError::GateWidth { name: bundles.name.clone(), dtype: dtype.to_string() })?;
@@ -228,13 +245,17 @@ impl Loader<'_> {
         let per_read = (CHUNK / file.stride).clamp(1, file.neurons.max(1));
         let mut chunk = reserve(per_read * file.stride, &bundles.name)?;
         let mut values = reserve_floats(file.width, &bundles.name)?;
-        for start in (0..file.neurons).step_by(per_read) {
+        let arena_reads = arena.is_some() && !(self.mapped && memory == file && !gate_apart);
+        let passes = if arena_reads || gate_copy { file.neurons } else { 0 };
+        for start in (0..passes).step_by(per_read) {
             let end = file.neurons.min(start + per_read);
             let chunk = &mut chunk[..(end - start) * file.stride];
             self.gguf.read_part(bundles, file.run(start..end).start, chunk)?;
             for (bundle, position) in chunk.chunks_exact(file.stride).zip(start..) {
-                let mut lease = arena.write(position).map_err(|source| weight_error(bundles, source))?;
-                fill(&file, &memory, bundle, lease.bytes_mut(), gate_apart, &mut values);
+                if let Some(arena) = arena.as_ref().filter(|_| arena_reads) {
+                    let mut lease = arena.write(position).map_err(|source| weight_error(bundles, source))?;
+                    fill(&file, &memory, bundle, lease.bytes_mut(), gate_apart, &mut values);
+                }
                 if gate_copy {
                     let row = &bundle[..quant::bundle_row_bytes(file.gate_type, file.width).unwrap_or(0)];
                     let out = &mut gate[position * gate_row..][..gate_row];
@@ -248,7 +269,11 @@ impl Loader<'_> {
             }
         }
         drop(chunk);
-        self.count((slot_bytes * memory.neurons) as u64, bundles.bytes);
+        if arena_reads {
+            self.count((slot_bytes * memory.neurons) as u64, bundles.bytes);
+        } else {
+            self.gguf.release(bundles);
+        }
         let rows: &[u8] = &gate;
         let matrix = Matrix { dtype, rows: memory.neurons, cols: memory.width, data: &rows };
         let mut prepare = |device: &dyn Device| -> Result<PreparedWeight, ModelError> {
@@ -281,10 +306,20 @@ impl Loader<'_> {
                 None => Decision::All,
             },
         };
+        let weights = match (arena, &self.storage) {
+            (Some(arena), _) => NeuronWeights::Memory(arena),
+            (None, Some(storage)) => {
+                let before =
+                    view.store.layers.iter().take(layer).map(|layer| layer.bundles.len()).sum::<usize>();
+                NeuronWeights::Storage { storage: storage.clone(), unit: before + expert.unwrap_or(0) }
+            }
+            (None, None) => return Err(missing()),
+        };
         Ok(Neurons {
             device,
-            arena,
+            weights,
             slot,
+            count: memory.neurons,
             layer,
             expert,
             hot: view.hot.min(memory.neurons),
@@ -327,6 +362,18 @@ impl Loader<'_> {
             Some(value) => Err(ModelError::key(key, value, "it must be a finite number")),
             None => Err(ModelError::key(key, values.len(), "it has no entry for each layer")),
         }
+    }
+}
+
+/// A tensor's bytes in the map of its file.
+struct MappedTensor {
+    gguf: Arc<Gguf>,
+    tensor: TensorInfo,
+}
+
+impl AsRef<[u8]> for MappedTensor {
+    fn as_ref(&self) -> &[u8] {
+        self.gguf.data(&self.tensor)
     }
 }
 

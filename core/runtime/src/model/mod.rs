@@ -4,6 +4,7 @@
 //! without keys and in `tensors` what a file of it holds; if its layers differ, write its file and name it in
 //! `load_model`.
 
+mod budget;
 pub mod chat;
 mod error;
 mod experts;
@@ -14,6 +15,8 @@ mod kv;
 mod llama;
 mod load;
 mod load_neurons;
+mod load_storage;
+mod room;
 mod rope;
 pub mod sampler;
 mod smallthinker;
@@ -29,13 +32,16 @@ use neuropil_device::{AttentionRow, Device, HostOps};
 
 use crate::engine::EngineError;
 use crate::gguf::{Gguf, TensorInfo};
-use crate::pipeline::{Scratch, ScratchShape};
+use crate::pipeline::{Scratch, ScratchShape, Storage};
 use crate::predict::{Prediction, Thresholds};
 use crate::store::Store;
 
+pub(crate) use budget::MemoryPlan;
+use budget::PlanInputs;
 pub use error::ModelError;
 pub use kv::KvType;
 pub use load::Progress;
+pub(crate) use room::Room;
 pub use rope::RopeScaling;
 pub use spec::{ExpertSpec, Gating, ModelSpec};
 
@@ -43,8 +49,10 @@ pub(crate) use frame::LOGIT_ROWS;
 pub(crate) use kv::{KvCache, KvShape, Sequences};
 use llama::Llama;
 pub(crate) use load::LoadOptions;
+
 use load::Loader;
 use load_neurons::StoreView;
+pub use load_storage::{MakeEviction, MakeIo};
 use smallthinker::SmallThinker;
 use tensors::TensorShape;
 
@@ -146,6 +154,10 @@ pub(crate) struct Loaded {
     pub prediction: Prediction,
     /// The cuts of the centred thresholds; none without them.
     pub thresholds: Thresholds,
+    /// What the budget is spent on, if there is one.
+    pub memory: Option<MemoryPlan>,
+    /// Where neurons are that are not all in memory.
+    pub storage: Option<Arc<Storage>>,
 }
 
 /// Loads the model of a file.
@@ -157,15 +169,55 @@ pub(crate) fn load_model(
     progress: &mut Progress<'_>,
 ) -> Result<Loaded, ModelError> {
     let Checked { spec, notes } = check(gguf)?;
-    let store = StoreView::new(gguf, spec.activation, options.prediction)?;
-    let prediction = store.as_ref().map_or(Prediction::Off, StoreView::prediction);
+    let (store, memory) = match planned(gguf, &spec, options, options.prediction) {
+        // What decides may itself be too large: then nobody decides, which costs time and changes no bit of a ReLU model.
+        Err(ModelError::Budget { .. }) if options.prediction == Prediction::Auto => {
+            planned(gguf, &spec, options, Prediction::Off)?
+        }
+        planned => planned?,
+    };
+    let prediction = store.as_ref().map_or(Prediction::Off, |store| store.prediction());
     let thresholds = store.as_ref().map(|store| store.thresholds().clone()).unwrap_or_default();
-    let mut loader = Loader::new(gguf, devices, ops, options, store, progress);
+    let storage = match (&store, memory.and_then(|plan| plan.neurons)) {
+        (Some(view), Some(neurons)) => Some(load_storage::storage(gguf, view, &neurons, &options.storage)?),
+        _ => None,
+    };
+    let mut loader = Loader::new(gguf, devices, ops, options, store.clone(), storage.clone(), &mut *progress);
     let model: Box<dyn Model> = match (spec.architecture.as_str(), spec.experts) {
         ("smallthinker", Some(experts)) => {
             Box::new(SmallThinker::load(spec, experts, gguf.clone(), ops.clone(), &mut loader)?)
         }
         _ => Box::new(Llama::load(spec, gguf.clone(), ops.clone(), &mut loader)?),
     };
-    Ok(Loaded { model, weight_bytes: loader.weight_bytes, notes, prediction, thresholds })
+    let weight_bytes = loader.weight_bytes;
+    if let (Some(storage), Some(view)) = (&storage, &store) {
+        load_storage::fill(storage, gguf, view, &options.storage, progress)?;
+    }
+    Ok(Loaded { model, weight_bytes, notes, prediction, thresholds, memory, storage })
+}
+
+/// The store that a file is, if it is one, and what the memory budget is spent on, if there is one.
+fn planned(
+    gguf: &Gguf,
+    spec: &ModelSpec,
+    options: &LoadOptions,
+    prediction: Prediction,
+) -> Result<(Option<Arc<StoreView>>, Option<MemoryPlan>), ModelError> {
+    let store = StoreView::new(gguf, spec.activation, prediction)?.map(Arc::new);
+    let slots = options.storage.slots.filter(|_| store.is_some());
+    let budget = options.memory.or(slots.map(|_| u64::MAX)).filter(|_| !options.mapped);
+    let plan = |budget| {
+        budget::plan(&PlanInputs {
+            gguf,
+            spec,
+            store: store.as_deref(),
+            budget,
+            context: options.context,
+            kv: options.kv,
+            exact: options.exact,
+            slots,
+        })
+    };
+    let memory = budget.map(plan).transpose()?;
+    Ok((store, memory))
 }

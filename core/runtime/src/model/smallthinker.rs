@@ -80,6 +80,7 @@ impl Model for SmallThinker {
 
             // The experts of this layer's tokens, from the stream as it comes in. From here on they are known.
             layer.experts.route(tokens, &scratch.x.clone(), scratch)?;
+            layer.experts.fetch(tokens, scratch)?;
             lap.add_to(&mut scratch.times.ffn);
 
             self.frame.attend(&layer.attention, index, step, scratch, &mut lap)?;

@@ -5,6 +5,8 @@
 
 use neuropil_device::{Buffer, DeviceError};
 
+use super::neurons::Decided;
+
 /// One expert that a token uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Choice {
@@ -34,6 +36,8 @@ pub(crate) struct ExpertScratch {
     pub served: Vec<(usize, f32)>,
     /// `FfnInput::predict` of the served tokens.
     pub predict: Vec<bool>,
+    /// What the experts decided, before they compute.
+    pub begun: Vec<Option<Decided>>,
     /// Normed stream of the served tokens `[tokens, width]`.
     pub h: Buffer,
     /// Residual stream of the served tokens `[tokens, width]`.
@@ -53,6 +57,7 @@ impl ExpertScratch {
             choices: Vec::new(),
             served: Vec::new(),
             predict: Vec::new(),
+            begun: Vec::new(),
             h: empty.clone(),
             x: empty.clone(),
             y: empty.clone(),

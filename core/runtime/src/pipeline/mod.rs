@@ -13,12 +13,26 @@ use crate::predict::SharedObserver;
 use crate::submit::Jobs;
 
 mod activity;
+mod cold;
 mod experts;
+mod io_thread;
+mod neuron_scratch;
 mod neurons;
+mod report;
+mod ring;
+mod storage;
+mod stream;
+mod trace;
 
 pub use activity::Activity;
 pub(crate) use experts::{Choice, ExpertScratch, ExpertShape};
-pub(crate) use neurons::{Decision, FfnInput, NeuronScratch, Neurons};
+pub(crate) use neuron_scratch::{FfnInput, NeuronScratch};
+pub(crate) use neurons::{Decided, Decision, NeuronWeights, Neurons};
+pub use report::StorageReport;
+pub(crate) use ring::PIECES;
+pub use storage::PipelineOptions;
+pub(crate) use storage::{Storage, StorageParts, Unit};
+pub use trace::{Lane, Trace};
 
 /// Asks a generation to stop; clones are the same switch. Seen within one layer.
 #[derive(Clone, Debug, Default)]
@@ -112,6 +126,10 @@ pub(crate) struct Scratch {
     pub activity: Activity,
     /// Told of the gates' values.
     pub observer: Option<SharedObserver>,
+    /// Told what happens when.
+    pub trace: Option<Arc<Trace>>,
+    /// A row of the embedding.
+    pub row: Vec<u8>,
     /// (cos, sin) of each row and pair.
     pub rope: Vec<[f32; 2]>,
     /// Where the time of the step went.
@@ -145,6 +163,8 @@ impl Scratch {
             neurons: NeuronScratch::new()?,
             activity: Activity::default(),
             observer: None,
+            trace: None,
+            row: Vec::new(),
             rope: Vec::new(),
             times: StepTimes::default(),
             x: empty.clone(),

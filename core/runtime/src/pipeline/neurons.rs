@@ -1,8 +1,11 @@
-//! A feed-forward of single neurons, all in memory: those that do not fire are left out.
+//! A feed-forward of single neurons: those that do not fire are left out.
 //!
 //! Who decides is one of three. *All*: every neuron is computed. *Gate*: the gate matrix lies in memory as a whole, and
 //! its exact values decide; what it switches off changes no bit. *Predicted*: a predictor marks neurons, and the others
 //! are taken for silent; a token's marks are its own, also when it shares the step with others.
+//!
+//! Deciding and computing are two steps: where neurons come from storage, all experts of a layer decide first, so that
+//! their reads are under way together.
 
 use std::sync::{Arc, PoisonError};
 
@@ -11,41 +14,27 @@ use neuropil_device::{
     HostOps, MatmulJob, Product, Stage,
 };
 
-use crate::predict::{Centred, GateSeen, Marks, PredictCall, PredictMemory, Predictor, PredictorInput, grow};
+use crate::predict::{Centred, GateSeen, PredictCall, Predictor, PredictorInput, grow};
 use crate::submit::{Jobs, Placed};
 
 use super::Scratch;
+use super::cold::{Call, ClusterRun};
+use super::neuron_scratch::{FfnInput, NeuronScratch, room};
+use super::storage::Storage;
+use super::stream::stream;
+use super::trace::{Lane, span};
 
-/// What a feed-forward reads and writes, `[tokens, width]` each.
-pub(crate) struct FfnInput<'a> {
-    /// Rows of the buffers.
-    pub tokens: usize,
-    /// The normed stream.
-    pub h: Buffer,
-    /// The residual stream before the norm, for predictors that read it.
-    pub x: Buffer,
-    /// Takes the result; may be `x`.
-    pub y: Buffer,
-    /// Add to `y` instead of overwriting it.
-    pub accumulate: bool,
-    /// For each token, whether neurons may be left out that are only predicted to be silent.
-    pub predict: &'a [bool],
-}
+/// From so many tokens on all neurons of an expert pass by in order; with fewer the cache keeps them.
+const MANY_TOKENS: usize = 16;
 
-impl<'a> FfnInput<'a> {
-    /// That of a layer of a step: reads the normed stream and adds to the stream.
-    pub(crate) fn of_stream(tokens: usize, predict: &'a [bool], scratch: &Scratch) -> FfnInput<'a> {
-        let (h, x, y) = (scratch.h.clone(), scratch.x.clone(), scratch.x.clone());
-        FfnInput { tokens, h, x, y, accumulate: true, predict }
-    }
-}
-
-/// The neurons of a layer or an expert, each in a slot of an arena.
+/// The neurons of a layer or an expert.
 pub(crate) struct Neurons {
     pub device: Arc<dyn Device>,
-    /// Slot p holds the bundle at position p, or its part `UpDown` where the gate lies apart.
-    pub arena: Arena,
+    pub weights: NeuronWeights,
+    /// How a slot of the weights is laid out.
     pub slot: BundleLayout,
+    /// Neurons in all.
+    pub count: usize,
     /// The layer's number, for the count of what was computed.
     pub layer: usize,
     /// The expert's, if the layer has several.
@@ -54,6 +43,14 @@ pub(crate) struct Neurons {
     pub hot: usize,
     pub decision: Decision,
     pub ops: Arc<dyn HostOps>,
+}
+
+/// Where the neurons are.
+pub(crate) enum NeuronWeights {
+    /// In memory: slot p holds the bundle at position p, or its part `UpDown` where the gate lies apart.
+    Memory(Arena),
+    /// Some in memory, the others in storage, as unit `unit` of it.
+    Storage { storage: Arc<Storage>, unit: usize },
 }
 
 /// Who says which neurons are computed.
@@ -66,50 +63,26 @@ pub(crate) enum Decision {
     Predicted(Box<dyn Predictor>),
 }
 
-/// Memory of a step for single neurons.
-pub(crate) struct NeuronScratch {
-    /// Whether a neuron is computed.
-    on: Vec<bool>,
-    /// Positions of the neurons that are.
-    list: Vec<u32>,
-    marks: Marks,
-    predict: PredictMemory,
-    /// The list, for jobs: U32.
-    positions: Buffer,
-    /// Gate values of all neurons, `[tokens, neurons]`.
-    gate: Buffer,
-    /// Hidden values of the list, `[tokens, list]`.
-    hidden: Buffer,
-    /// The normed stream without the rows that are computed with all neurons.
-    h: Buffer,
+/// What was decided about a feed-forward; the neurons are in the run.
+pub(crate) struct Decided {
+    run: ClusterRun,
+    activation: Activation,
+    /// Whether all neurons are computed.
+    all: bool,
+    /// Whether the reads of the run were begun.
+    begun: bool,
+    /// Whether the constants of the neurons are to be added.
+    centred: bool,
 }
 
-impl NeuronScratch {
-    pub(crate) fn new() -> Result<NeuronScratch, DeviceError> {
-        let empty = Buffer::host(0)?;
-        Ok(NeuronScratch {
-            on: Vec::new(),
-            list: Vec::new(),
-            marks: Marks::default(),
-            predict: PredictMemory::new()?,
-            positions: empty.clone(),
-            gate: empty.clone(),
-            hidden: empty.clone(),
-            h: empty,
-        })
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        let buffers = [&self.positions, &self.gate, &self.hidden, &self.h];
-        buffers.iter().map(|b| b.len()).sum::<usize>() + self.predict.bytes()
+impl Decided {
+    /// Whether another feed-forward may begin to read: all that this one needs is taken into use.
+    pub(crate) fn leaves_room(&self) -> bool {
+        !self.begun || self.run.is_whole()
     }
 }
 
 impl Neurons {
-    fn count(&self) -> usize {
-        self.arena.slots()
-    }
-
     /// Computes the layer.
     pub(crate) fn forward(
         &self,
@@ -117,37 +90,170 @@ impl Neurons {
         input: &FfnInput<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), DeviceError> {
+        let decided = self.begin(activation, input, scratch)?;
+        self.finish(decided, input, scratch)
+    }
+
+    /// Decides which neurons are computed, and starts to read those that are not in memory.
+    pub(crate) fn begin(
+        &self,
+        activation: Activation,
+        input: &FfnInput<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Decided, DeviceError> {
         let predicted = input.predict.iter().any(|predict| *predict);
+        let run = scratch.neurons.run()?;
+        let mut decided = Decided { run, activation, all: false, begun: false, centred: false };
+        let trace = scratch.trace.clone();
+        let deciding = span(&trace, Lane::Conductor, "predict", input.tokens);
         match &self.decision {
             Decision::Gate { gate, centred } => {
                 let centred = centred.as_ref().filter(|_| predicted);
-                self.gated(gate, centred, activation, input, scratch)
+                self.gated(gate, centred, input, scratch, &mut decided)?;
             }
             Decision::Predicted(predictor) if predicted => {
-                self.predicted(&**predictor, activation, input, scratch)
+                self.predicted(&**predictor, input, scratch, &mut decided)?;
             }
             Decision::All | Decision::Predicted(_) => {
-                let memory = &mut scratch.neurons;
-                memory.list.clear();
-                memory.list.extend(0..self.count() as u32);
+                decided.all = true;
+                decided.run.list.extend(0..self.count as u32);
                 if predicted {
-                    scratch.activity.add(self.layer, self.count(), self.count());
+                    scratch.activity.add(self.layer, self.count, self.count);
                 }
-                self.run(Stage::Fused, activation, input, (memory, &mut scratch.jobs), None)
             }
+        }
+        drop(deciding);
+        if let NeuronWeights::Storage { storage, unit } = &self.weights
+            && !self.passes_by(&decided, input.tokens)
+        {
+            decided.run.begin(&self.call(storage, *unit, decided.activation, input))?;
+            decided.begun = true;
+        }
+        Ok(decided)
+    }
+
+    /// Starts to read the neurons that this layer will probably need, while the one before it waits for its own: the
+    /// stream that the layer before reads is nearly that which this one will (PowerInfer-2 has no such step). What is
+    /// read in vain costs bandwidth, never a bit of the result.
+    pub(crate) fn look_ahead(&self, input: &FfnInput<'_>, scratch: &mut Scratch) -> Result<(), DeviceError> {
+        let (NeuronWeights::Storage { storage, unit }, Decision::Predicted(predictor)) =
+            (&self.weights, &self.decision)
+        else {
+            return Ok(());
+        };
+        let predicted = input.predict.iter().all(|predict| *predict);
+        if !predicted || predictor.input() != PredictorInput::Residual || !storage.is_behind() {
+            return Ok(());
+        }
+        let _span = span(&storage.trace, Lane::Conductor, "look ahead", input.tokens);
+        let memory = &mut scratch.neurons;
+        let mut marks = memory.marks.pop().unwrap_or_default();
+        marks.reset(input.tokens, self.count);
+        let (tokens, input) = (input.tokens, &input.x);
+        let mut call = PredictCall { tokens, input, jobs: &mut scratch.jobs, memory: &mut memory.predict };
+        let predicted = predictor.predict(&mut call, &mut marks);
+        marks.union(&mut memory.ahead);
+        memory.marks.push(marks);
+        predicted?;
+        storage.prefetch(*unit, &memory.ahead, &mut memory.prefetch)
+    }
+
+    /// Starts to read those of the neurons that are not in memory, where all will be computed.
+    pub(crate) fn fetch(&self, tokens: usize, scratch: &mut Scratch) -> Result<(), DeviceError> {
+        match (&self.weights, &self.decision) {
+            (NeuronWeights::Storage { storage, unit }, Decision::All) if tokens < MANY_TOKENS => {
+                let memory = &mut scratch.neurons;
+                memory.ahead.clear();
+                memory.ahead.extend(0..self.count as u32);
+                storage.prefetch(*unit, &memory.ahead, &mut memory.prefetch)
+            }
+            _ => Ok(()),
         }
     }
 
-    /// The gate of all neurons, then the others' rows of those that it leaves on.
+    /// Whether some of its neurons may have to be read.
+    pub(crate) fn reads(&self) -> bool {
+        matches!(self.weights, NeuronWeights::Storage { .. })
+    }
+
+    /// Gives up what was decided and will not be computed.
+    pub(crate) fn abandon(&self, mut decided: Decided, scratch: &mut Scratch) {
+        if let (NeuronWeights::Storage { storage, .. }, true) = (&self.weights, decided.begun) {
+            decided.run.abandon(storage);
+        }
+        scratch.neurons.keep(decided.run);
+    }
+
+    /// Whether the neurons are read in order, past the cache: all of a layer, or most of those whose gates are on.
+    fn passes_by(&self, decided: &Decided, tokens: usize) -> bool {
+        let kept = self.expert.is_some() && tokens < MANY_TOKENS;
+        let most = decided.run.gates.is_some() && 2 * decided.run.list.len() > self.count;
+        (decided.all || most) && !kept
+    }
+
+    fn call<'a>(
+        &'a self,
+        storage: &'a Storage,
+        unit: usize,
+        activation: Activation,
+        input: &'a FfnInput<'a>,
+    ) -> Call<'a> {
+        Call { storage, unit, device: &*self.device, activation, input }
+    }
+
+    /// Computes what was decided.
+    pub(crate) fn finish(
+        &self,
+        decided: Decided,
+        input: &FfnInput<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), DeviceError> {
+        let Decided { mut run, activation, all, begun, centred } = decided;
+        let (memory, jobs) = (&mut scratch.neurons, &mut scratch.jobs);
+        // A sum of several jobs begins with 0, so it is taken apart from what it is added to.
+        let len = input.tokens * self.slot.width;
+        let y = if input.accumulate { grow(&mut memory.sum, len)?.clone() } else { input.y.clone() };
+        let (h, x) = (input.h.clone(), input.x.clone());
+        let own = FfnInput { tokens: input.tokens, h, x, y, accumulate: false, predict: input.predict };
+        let computed = match &self.weights {
+            NeuronWeights::Storage { storage, unit } => {
+                let call = self.call(storage, *unit, activation, &own);
+                if begun {
+                    run.finish(&call, jobs)
+                } else {
+                    let gates = run.gates.as_ref();
+                    let chosen = gates.filter(|_| !all).map(|gates| (&run.list[..], gates));
+                    stream(&call, chosen, &mut memory.stream, jobs)
+                }
+            }
+            NeuronWeights::Memory(arena) => self.in_memory(arena, activation, &run, &own, (memory, jobs)),
+        };
+        if computed.is_ok() && input.accumulate {
+            let (sum, mut y) = (own.y.read()?, input.y.write()?);
+            let pairs = y.slice_mut::<f32>().iter_mut().zip(&sum.slice::<f32>()[..len]);
+            pairs.for_each(|(y, sum)| *y += sum);
+        }
+        if computed.is_ok()
+            && centred
+            && let Decision::Gate { centred: Some(centred), .. } = &self.decision
+        {
+            let h = self.predicted_rows(input, &mut memory.h)?;
+            centred.add_constant(input.tokens, &h, &input.y, jobs)?;
+        }
+        memory.keep(run);
+        computed
+    }
+
+    /// The gate of all neurons decides, or its distance from constants.
     fn gated(
         &self,
         gate: &Placed,
         centred: Option<&Centred>,
-        mut activation: Activation,
         input: &FfnInput<'_>,
         scratch: &mut Scratch,
+        decided: &mut Decided,
     ) -> Result<(), DeviceError> {
-        let (tokens, neurons) = (input.tokens, self.count());
+        let (tokens, neurons) = (input.tokens, self.count);
         let memory = &mut scratch.neurons;
         let values = grow(&mut memory.gate, tokens * neurons)?.clone();
         let product = Product { weight: gate.weight.clone(), y: values.write()?, accumulate: false };
@@ -169,18 +275,19 @@ impl Neurons {
         let mut values = values.write()?;
         let values = &mut values.slice_mut::<f32>()[..tokens * neurons];
         if let Some(centred) = centred {
-            self.ops.gate(activation, values);
+            self.ops.gate(decided.activation, values);
             let cut = centred.cut();
             let rows = values.chunks_exact_mut(neurons).zip(input.predict).filter(|(_, predict)| **predict);
             rows.for_each(|(values, _)| centred.stray(values, cut));
-            activation = Activation::new(ActivationKind::Linear);
+            decided.activation = Activation::new(ActivationKind::Linear);
+            decided.centred = true;
         }
         memory.on.clear();
         memory.on.resize(neurons, false);
         for (values, predict) in values.chunks_exact(neurons).zip(input.predict) {
             let mut count = 0;
             for (value, any) in values.iter().zip(&mut memory.on) {
-                let on = !activation.is_off(*value);
+                let on = !decided.activation.is_off(*value);
                 *any |= on;
                 count += usize::from(on);
             }
@@ -188,21 +295,19 @@ impl Neurons {
                 scratch.activity.add(self.layer, count, neurons);
             }
         }
-        list(&mut memory.list, &memory.on);
-        let count = memory.list.len();
-        let hidden = room(&mut memory.hidden, tokens * count, tokens * neurons)?.clone();
+        let run = &mut decided.run;
+        list(&mut run.list, &memory.on);
+        let count = run.list.len();
+        let mut gates = memory.gates.pop().map_or_else(|| Buffer::host(0), Ok)?;
         {
-            let mut hidden = hidden.write()?;
-            let rows = hidden.slice_mut::<f32>().chunks_exact_mut(count.max(1));
-            for (hidden, values) in rows.zip(values.chunks_exact(neurons)) {
-                hidden.iter_mut().zip(&memory.list).for_each(|(h, n)| *h = values[*n as usize]);
+            let gates = room(&mut gates, tokens * count, tokens * neurons)?;
+            let mut gates = gates.write()?;
+            let rows = gates.slice_mut::<f32>().chunks_exact_mut(count.max(1));
+            for (gates, values) in rows.zip(values.chunks_exact(neurons)) {
+                gates.iter_mut().zip(&run.list).for_each(|(gate, n)| *gate = values[*n as usize]);
             }
         }
-        self.run(Stage::UpDown, activation, input, (memory, &mut scratch.jobs), Some(&hidden))?;
-        if let Some(centred) = centred {
-            let h = self.predicted_rows(input, &mut memory.h)?;
-            centred.add_constant(tokens, &h, &input.y, &mut scratch.jobs)?;
-        }
+        run.gates = Some(gates);
         Ok(())
     }
 
@@ -223,87 +328,95 @@ impl Neurons {
         Ok(rows)
     }
 
-    /// The neurons that a predictor marks for one token or another, and each token's own of those.
+    /// The neurons that a predictor marks for one token or another.
     fn predicted(
         &self,
         predictor: &dyn Predictor,
-        activation: Activation,
         input: &FfnInput<'_>,
         scratch: &mut Scratch,
+        decided: &mut Decided,
     ) -> Result<(), DeviceError> {
-        let (tokens, neurons) = (input.tokens, self.count());
+        let (tokens, neurons) = (input.tokens, self.count);
         let memory = &mut scratch.neurons;
-        memory.marks.reset(tokens, neurons);
+        let mut marks = memory.marks.pop().unwrap_or_default();
+        marks.reset(tokens, neurons);
         let stream = match predictor.input() {
             PredictorInput::Residual => &input.x,
             PredictorInput::Normed => &input.h,
         };
         let mut call =
             PredictCall { tokens, input: stream, jobs: &mut scratch.jobs, memory: &mut memory.predict };
-        predictor.predict(&mut call, &mut memory.marks)?;
+        predictor.predict(&mut call, &mut marks)?;
         for (token, predict) in input.predict.iter().enumerate() {
-            memory.marks.first(token, if *predict { self.hot } else { neurons });
+            marks.first(token, if *predict { self.hot } else { neurons });
             if *predict {
-                scratch.activity.add(self.layer, memory.marks.count(token), neurons);
+                scratch.activity.add(self.layer, marks.count(token), neurons);
             }
         }
-        memory.marks.union(&mut memory.list);
-        let count = memory.list.len();
+        marks.union(&mut decided.run.list);
         if tokens == 1 {
-            return self.run(Stage::Fused, activation, input, (memory, &mut scratch.jobs), None);
-        }
-        let hidden = room(&mut memory.hidden, tokens * count, tokens * neurons)?.clone();
-        self.run(Stage::Gate, activation, input, (memory, &mut scratch.jobs), Some(&hidden))?;
-        {
+            memory.marks.push(marks);
+        } else {
             // What a token's neighbours marked is silent for the token itself.
+            decided.run.marks = Some(marks);
+        }
+        Ok(())
+    }
+
+    /// The neurons of the list, all of them in memory.
+    fn in_memory(
+        &self,
+        arena: &Arena,
+        activation: Activation,
+        run: &ClusterRun,
+        input: &FfnInput<'_>,
+        (memory, jobs): (&mut NeuronScratch, &mut Jobs),
+    ) -> Result<(), DeviceError> {
+        let (tokens, count) = (input.tokens, run.list.len());
+        if count == 0 {
+            input.y.write()?.slice_mut::<f32>()[..tokens * self.slot.width].fill(0.0);
+            return Ok(());
+        }
+        let positions = grow(&mut memory.positions, self.count)?.clone();
+        positions.write()?.slice_mut::<u32>()[..count].copy_from_slice(&run.list);
+        let mut job = |stage: Stage, hidden: Option<&Buffer>| -> Result<(), DeviceError> {
+            let mut slots = arena.take_list();
+            slots.extend_from_slice(&run.list);
+            let weights = ClusterWeights::Bundles {
+                layout: self.slot,
+                slots: arena.pin(slots)?,
+                positions: positions.read()?,
+            };
+            let job = ClusterJob {
+                stage,
+                tokens,
+                activation,
+                weights,
+                x: input.h.read()?,
+                hidden: hidden.map(Buffer::write).transpose()?,
+                y: if stage.has_down() { Some(input.y.write()?) } else { None },
+                accumulate: false,
+            };
+            jobs.cluster(&*self.device, job)
+        };
+        let Some(marks) = &run.marks else {
+            let stage = if run.gates.is_some() { Stage::UpDown } else { Stage::Fused };
+            return job(stage, run.gates.as_ref());
+        };
+        let hidden = room(&mut memory.hidden, tokens * count, tokens * self.count)?.clone();
+        job(Stage::Gate, Some(&hidden))?;
+        {
             let mut hidden = hidden.write()?;
-            let rows = hidden.slice_mut::<f32>().chunks_exact_mut(count.max(1));
+            let rows = hidden.slice_mut::<f32>().chunks_exact_mut(count);
             for (token, hidden) in rows.take(tokens).enumerate() {
-                for (hidden, n) in hidden.iter_mut().zip(&memory.list) {
-                    if !memory.marks.is_marked(token, *n as usize) {
+                for (hidden, n) in hidden.iter_mut().zip(&run.list) {
+                    if !marks.is_marked(token, *n as usize) {
                         *hidden = 0.0;
                     }
                 }
             }
         }
-        self.run(Stage::UpDown, activation, input, (memory, &mut scratch.jobs), Some(&hidden))
-    }
-
-    /// One job over the neurons of the list.
-    fn run(
-        &self,
-        stage: Stage,
-        activation: Activation,
-        input: &FfnInput<'_>,
-        (memory, jobs): (&mut NeuronScratch, &mut Jobs),
-        hidden: Option<&Buffer>,
-    ) -> Result<(), DeviceError> {
-        if memory.list.is_empty() {
-            if stage != Stage::Gate && !input.accumulate {
-                let len = input.tokens * self.slot.width;
-                input.y.write()?.slice_mut::<f32>()[..len].fill(0.0);
-            }
-            return Ok(());
-        }
-        let positions = grow(&mut memory.positions, self.count())?;
-        positions.write()?.slice_mut::<u32>()[..memory.list.len()].copy_from_slice(&memory.list);
-        let mut slots = self.arena.take_list();
-        slots.extend_from_slice(&memory.list);
-        let job = ClusterJob {
-            stage,
-            tokens: input.tokens,
-            activation,
-            weights: ClusterWeights::Bundles {
-                layout: self.slot,
-                slots: self.arena.pin(slots)?,
-                positions: positions.read()?,
-            },
-            x: input.h.read()?,
-            hidden: hidden.map(Buffer::write).transpose()?,
-            y: if stage == Stage::Gate { None } else { Some(input.y.write()?) },
-            accumulate: input.accumulate,
-        };
-        jobs.cluster(&*self.device, job)
+        job(Stage::UpDown, Some(&hidden))
     }
 }
 
@@ -317,10 +430,4 @@ fn list(list: &mut Vec<u32>, on: &[bool]) {
         len += usize::from(*on);
     }
     list.truncate(len);
-}
-
-/// Room for `len` values in a buffer that takes `most` at once when it is too small: so that a token which fires more
-/// neurons than any before allocates nothing.
-fn room(buffer: &mut Buffer, len: usize, most: usize) -> Result<&Buffer, DeviceError> {
-    if buffer.len() < 4 * len { grow(buffer, most) } else { Ok(buffer) }
 }

@@ -4,6 +4,7 @@
 //! A store is a GGUF file too, but each feed-forward layer is one tensor of *bundles*, neuron after neuron, those that
 //! fire most first. `FORMAT.md` beside this file draws it byte by byte.
 
+mod content;
 mod convert;
 mod error;
 mod firing;
@@ -11,6 +12,7 @@ pub(crate) mod keys;
 mod layout;
 mod open;
 
+pub use content::content_key;
 pub use convert::{Additions, ConvertError, ConvertOptions, ConvertReport, LayerReport, convert, twin};
 pub use error::StoreError;
 pub use firing::{COVERED, Firing};
