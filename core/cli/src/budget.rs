@@ -138,9 +138,8 @@ impl MemoryFlags {
             return builder.mapped(true).prediction(Prediction::Off);
         }
         builder = builder.memory(self.budget());
-        if flash || self.no_cache {
-            let steps = if self.no_cache { 0 } else { WINDOW };
-            builder = builder.eviction(move |_| Box::new(Window::new(steps))).hot_share(0.0).warm(false);
+        if flash {
+            builder = builder.eviction(|_| Box::new(Window::new(WINDOW))).hot_share(0.0).warm(false);
         }
         match self.trace {
             Some(_) => builder.trace(Arc::new(Trace::default())),

@@ -1,4 +1,4 @@
-//! How much memory the process takes and the machine has, as the system counts it.
+//! How much memory the process takes, as the system counts it.
 
 /// The largest resident size so far; `None` where the system does not tell.
 pub fn peak_bytes() -> Option<u64> {
@@ -9,11 +9,6 @@ pub fn peak_bytes() -> Option<u64> {
 pub fn forget_peak() {
     // Where it cannot, the peak is that of everything, which is larger.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
-}
-
-/// The memory of the machine; `None` where the system does not tell.
-pub fn total_bytes() -> Option<u64> {
-    field("/proc/meminfo", "MemTotal:")
 }
 
 fn field(file: &str, name: &str) -> Option<u64> {

@@ -11,7 +11,7 @@ use neuropil::io::{Done, Faults, Faulty, Files, IoEngine, IoInfo, IoWaker, Pread
 use neuropil::predict::Prediction;
 use neuropil::{Engine, EngineError};
 
-use super::{bits, builder, experts, session, sparse, stored, tokens};
+use super::{builder, experts, sparse, stored, tokens};
 
 /// What the system says of a bad disk.
 const EIO: i32 = 5;
@@ -34,15 +34,7 @@ fn ends(test: impl FnOnce() + Send + 'static) {
 
 /// The bits of the logits after a short prompt and after each of the other tokens.
 fn run(engine: &Engine, tokens: &[u32]) -> Result<Vec<Vec<u32>>, EngineError> {
-    let mut session = session(engine);
-    let (prompt, rest) = tokens.split_at(5);
-    session.prefill(prompt)?;
-    let mut rows = vec![bits(&session)];
-    for token in rest {
-        session.decode(*token)?;
-        rows.push(bits(&session));
-    }
-    Ok(rows)
+    super::run_after(5, engine, tokens)
 }
 
 /// What a run gives when all is in memory.

@@ -60,10 +60,15 @@ fn bits(session: &Session) -> Vec<u32> {
     session.logits().iter().map(|v| v.to_bits()).collect()
 }
 
-/// The bits of the logits after a prompt and after some tokens one by one.
+/// The bits of the logits after a prompt of 20 tokens and after some tokens one by one.
 fn run(engine: &Engine, tokens: &[u32]) -> Result<Vec<Vec<u32>>, neuropil::EngineError> {
+    run_after(20, engine, tokens)
+}
+
+/// The same with a prompt of so many tokens.
+fn run_after(prompt: usize, engine: &Engine, tokens: &[u32]) -> Result<Vec<Vec<u32>>, neuropil::EngineError> {
     let mut session = session(engine);
-    let (prompt, rest) = tokens.split_at(20);
+    let (prompt, rest) = tokens.split_at(prompt);
     session.prefill(prompt)?;
     let mut rows = vec![bits(&session)];
     for token in rest {

@@ -1,5 +1,6 @@
 //! `devices`: the units that are there, and what each says it can do.
 
+use neuropil::system::Machine;
 use neuropil_device::{Backend, DType, Device, DeviceKind, OpShape, Stage, Support};
 use serde_json::{Value, json};
 
@@ -63,7 +64,7 @@ fn list(backend: &dyn Backend, units: &mut Vec<Listed>) {
             kind: info.kind.name(),
             // The CPU's memory is the machine's.
             memory_bytes: match (info.memory_bytes, info.kind) {
-                (0, DeviceKind::Cpu) => memory::total_bytes().unwrap_or(0),
+                (0, DeviceKind::Cpu) => Machine::this().total().unwrap_or(0),
                 (bytes, _) => bytes,
             },
             threads: info.threads,

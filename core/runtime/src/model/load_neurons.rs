@@ -226,9 +226,10 @@ impl Loader<'_> {
             (slot.up, slot.down) = (0, slot.down - slot.up);
             slot_bytes -= memory.gate_bytes;
         }
+        let mapped = self.mapped && memory == file && !gate_apart;
         let arena = match &self.storage {
             Some(_) => None,
-            None if self.mapped && memory == file && !gate_apart => {
+            None if mapped => {
                 let bytes = Arc::new(MappedTensor { gguf: self.gguf.clone(), tensor: bundles.clone() });
                 let arena = Arena::mapped(bytes, 0, memory.neurons, slot_bytes);
                 Some(arena.map_err(|source| weight_error(bundles, source))?)
@@ -245,7 +246,7 @@ impl Loader<'_> {
         let per_read = (CHUNK / file.stride).clamp(1, file.neurons.max(1));
         let mut chunk = reserve(per_read * file.stride, &bundles.name)?;
         let mut values = reserve_floats(file.width, &bundles.name)?;
-        let arena_reads = arena.is_some() && !(self.mapped && memory == file && !gate_apart);
+        let arena_reads = arena.is_some() && !mapped;
         let passes = if arena_reads || gate_copy { file.neurons } else { 0 };
         for start in (0..passes).step_by(per_read) {
             let end = file.neurons.min(start + per_read);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use neuropil_device::quant::SLICE;
 use neuropil_device::{Arena, DType};
 
-use crate::cache::{Cache, Eviction, Odds};
+use crate::cache::{Cache, Eviction, Odds, Window};
 use crate::gguf::Gguf;
 use crate::io::{IoChoice, IoEngine, open};
 use crate::pipeline::{PIECES, PipelineOptions, Storage, StorageParts, Trace, Unit};
@@ -51,11 +51,12 @@ fn hot_share(slots: usize, neurons: usize) -> f32 {
     (1.75 * (part - 0.1)).clamp(0.0, 0.7)
 }
 
-/// The storage of a store whose neurons are not all in memory, empty yet.
+/// The storage of a store whose neurons are not all in memory, empty yet; `frequencies` are those of [`frequencies`].
 pub(super) fn storage(
     gguf: &Gguf,
     view: &StoreView,
     plan: &NeuronPlan,
+    frequencies: &[f32],
     options: &StorageOptions,
 ) -> Result<Arc<Storage>, ModelError> {
     let paths: Vec<_> = gguf.paths().collect();
@@ -76,10 +77,10 @@ pub(super) fn storage(
         }
     }
     let neurons: Vec<usize> = units.iter().map(|unit| unit.layout.neurons).collect();
-    let frequencies = frequencies(gguf, &view.store.layers)?;
-    let policy = match &options.eviction {
-        Some(make) => make(&frequencies),
-        None => Box::new(Odds::new(&frequencies)),
+    let policy: Box<dyn Eviction> = match &options.eviction {
+        _ if !options.pipeline.cache => Box::new(Window::new(0)),
+        Some(make) => make(frequencies),
+        None => Box::new(Odds::new(frequencies)),
     };
     let cache = Cache::new(&neurons, plan.cached, policy)?;
     let slots = plan.cached + PIECES * plan.piece;
@@ -105,18 +106,17 @@ pub(super) fn storage(
 /// Reads the neurons that are there from the start: those that fire most, as many as there is room for.
 pub(super) fn fill(
     storage: &Storage,
-    gguf: &Gguf,
     view: &StoreView,
+    frequencies: &[f32],
     options: &StorageOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), ModelError> {
-    if options.cold {
+    if options.cold || !options.pipeline.cache {
         return Ok(());
     }
-    let layers = &view.store.layers;
-    let frequencies = frequencies(gguf, layers)?;
+    let layers = view.store.layers.iter();
     let neurons: Vec<usize> =
-        layers.iter().flat_map(|layer| layer.bundles.iter().map(|_| layer.layout.neurons)).collect();
+        layers.flat_map(|layer| layer.bundles.iter().map(|_| layer.layout.neurons)).collect();
     let room = storage.room();
     let (first, hot) = if passes_by(view) {
         let first = slices_of_each(&neurons, room);
@@ -126,7 +126,7 @@ pub(super) fn fill(
         // A slice of any unit must fit beside those that stay.
         let most = room.saturating_sub(SLICE.min(neurons.iter().copied().max().unwrap_or(0)));
         let hot = ((room as f32 * options.hot_share.unwrap_or(share)) as usize).min(most);
-        (most_frequent(&neurons, &frequencies, room), most_frequent(&neurons, &frequencies, hot))
+        (most_frequent(&neurons, frequencies, room), most_frequent(&neurons, frequencies, hot))
     };
     let failed = |source| ModelError::Weight { name: "neurons".into(), source };
     storage.fill(&first, &hot, progress).map_err(failed)
@@ -138,7 +138,7 @@ fn passes_by(view: &StoreView) -> bool {
 }
 
 /// How often each neuron fires, unit after unit; empty if the file does not say.
-fn frequencies(gguf: &Gguf, layers: &[StoreLayer]) -> Result<Vec<f32>, ModelError> {
+pub(super) fn frequencies(gguf: &Gguf, layers: &[StoreLayer]) -> Result<Vec<f32>, ModelError> {
     let mut all = Vec::new();
     for (index, layer) in layers.iter().enumerate() {
         let Some(tensor) = gguf.tensor(&format!("blk.{index}.ffn_count")) else { return Ok(Vec::new()) };

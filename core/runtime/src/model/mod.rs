@@ -178,8 +178,12 @@ pub(crate) fn load_model(
     };
     let prediction = store.as_ref().map_or(Prediction::Off, |store| store.prediction());
     let thresholds = store.as_ref().map(|store| store.thresholds().clone()).unwrap_or_default();
+    let mut frequencies = Vec::new();
     let storage = match (&store, memory.and_then(|plan| plan.neurons)) {
-        (Some(view), Some(neurons)) => Some(load_storage::storage(gguf, view, &neurons, &options.storage)?),
+        (Some(view), Some(neurons)) => {
+            frequencies = load_storage::frequencies(gguf, &view.store.layers)?;
+            Some(load_storage::storage(gguf, view, &neurons, &frequencies, &options.storage)?)
+        }
         _ => None,
     };
     let mut loader = Loader::new(gguf, devices, ops, options, store.clone(), storage.clone(), &mut *progress);
@@ -191,7 +195,7 @@ pub(crate) fn load_model(
     };
     let weight_bytes = loader.weight_bytes;
     if let (Some(storage), Some(view)) = (&storage, &store) {
-        load_storage::fill(storage, gguf, view, &options.storage, progress)?;
+        load_storage::fill(storage, view, &frequencies, &options.storage, progress)?;
     }
     Ok(Loaded { model, weight_bytes, notes, prediction, thresholds, memory, storage })
 }

@@ -48,6 +48,17 @@ enum State {
     Done,
 }
 
+impl State {
+    /// The parts that must have come.
+    fn parts(self) -> Parts {
+        match self {
+            State::Gate => Parts::GATE,
+            State::UpDown => Parts::UP_DOWN,
+            State::Bundle | State::Done => Parts::BOTH,
+        }
+    }
+}
+
 /// What a run computes with, the same for all of its jobs.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
@@ -190,11 +201,12 @@ impl ClusterRun {
     /// Takes as many clusters into use as the cache has room for.
     fn take(&mut self, call: &Call<'_>) -> Result<(), DeviceError> {
         let storage = call.storage;
-        let first = match (&self.gates, self.gate_first) {
-            (Some(_), _) => Parts::UP_DOWN,
-            (None, true) => Parts::GATE,
-            (None, false) => Parts::BOTH,
+        let state = match (&self.gates, self.gate_first) {
+            (Some(_), _) => State::UpDown,
+            (None, true) => State::Gate,
+            (None, false) => State::Bundle,
         };
+        let first = state.parts();
         while let Some(end) = self.ends.get(self.taken).copied() {
             let start = self.slots.len();
             let wanted = &self.list[start..end];
@@ -213,11 +225,6 @@ impl ClusterRun {
             loading?;
             self.missed += self.acquired.load.len() + self.acquired.joined.len();
             self.slots.extend_from_slice(&self.acquired.slots);
-            let state = match first {
-                Parts::UP_DOWN => State::UpDown,
-                Parts::GATE => State::Gate,
-                _ => State::Bundle,
-            };
             self.states.resize(end, state);
             self.pending.extend(start as u32..end as u32);
             self.taken += 1;
@@ -255,9 +262,14 @@ impl ClusterRun {
 
     /// Gives back what is in use and will not be computed.
     pub fn abandon(&mut self, storage: &Storage) {
-        let summed = if self.summed == 0 { 0 } else { self.ends[self.summed - 1] };
+        let summed = self.summed_to();
         storage.cache.release(&self.slots[summed..]);
         self.slots.truncate(summed);
+    }
+
+    /// Where the clusters that were summed end in the list.
+    fn summed_to(&self) -> usize {
+        self.summed.checked_sub(1).map_or(0, |last| self.ends[last])
     }
 
     fn compute(&mut self, call: &Call<'_>, jobs: &mut Jobs) -> Result<(), DeviceError> {
@@ -268,7 +280,6 @@ impl ClusterRun {
         self.advance(call, jobs)?;
         call.storage.observe(self.missed, start.elapsed());
         loop {
-            self.advance(call, jobs)?;
             self.sum(call, jobs)?;
             if self.taken < self.ends.len() {
                 self.take(call)?;
@@ -284,6 +295,7 @@ impl ClusterRun {
                 break;
             }
             self.arrive(call, ARRIVALS)?;
+            self.advance(call, jobs)?;
         }
         if !self.accumulate {
             let len = call.input.tokens * call.storage.unit(call.unit).layout.width;
@@ -295,12 +307,8 @@ impl ClusterRun {
     /// Waits until some of the pending neurons can go on.
     fn arrive(&mut self, call: &Call<'_>, least: usize) -> Result<(), DeviceError> {
         let waiting = self.pending.iter().map(|index| {
-            let parts = match self.states[*index as usize] {
-                State::Gate => Parts::GATE,
-                State::UpDown => Parts::UP_DOWN,
-                State::Bundle | State::Done => Parts::BOTH,
-            };
-            (self.slots[*index as usize], parts)
+            let index = *index as usize;
+            (self.slots[index], self.states[index].parts())
         });
         let storage = call.storage;
         let ready = storage.wait(self.pending.len(), || storage.cache.wait_ready(waiting, least));
@@ -313,16 +321,11 @@ impl ClusterRun {
             [(State::Bundle, Stage::GateUp), (State::Gate, Stage::Gate), (State::UpDown, Stage::Up)]
         {
             self.batch.clear();
-            let parts = match state {
-                State::Gate => Parts::GATE,
-                State::UpDown => Parts::UP_DOWN,
-                _ => Parts::BOTH,
-            };
             let (states, batch) = (&self.states, &mut self.batch);
             let slots = &self.slots;
             call.storage.cache.take_ready(&mut self.pending, batch, |index| {
                 let index = index as usize;
-                (states[index] == state).then(|| (slots[index], parts))
+                (states[index] == state).then(|| (slots[index], state.parts()))
             });
             if self.batch.is_empty() {
                 continue;
@@ -374,7 +377,7 @@ impl ClusterRun {
         let (tokens, count) = (call.input.tokens, self.list.len());
         while self.summed < self.taken {
             let end = self.ends[self.summed];
-            let start = if self.summed == 0 { 0 } else { self.ends[self.summed - 1] };
+            let start = self.summed_to();
             if self.states[start..end].iter().any(|state| *state != State::Done) {
                 return Ok(());
             }

@@ -56,7 +56,7 @@ pub(crate) struct Unit {
     pub offset: u64,
     /// How they lie.
     pub layout: Layout,
-    /// Whose neurons come next when all are read in order; itself if nobody knows.
+    /// Whose neurons come next when all are read in order, if that is known.
     pub next: Option<usize>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Storage {
     pub options: PipelineOptions,
     /// Whether slots hold the part `UpDown` alone, because the gates lie apart.
     gate_apart: bool,
-    /// Whether a read of two parts costs more than one of both, by how much of a bundle the gate is.
+    /// What reads of a part and of a whole bundle cost.
     costs: ReadCosts,
     pub trace: Option<Arc<Trace>>,
     /// Neurons whose gate was read first, and those that turned out to be on.
