@@ -2,7 +2,7 @@
 """Speed in less memory than the weights: neuropil, its own baselines and llama.cpp under one memory limit.
 
     benches/capped.py STORE.gguf --cap SIZE[,SIZE...] [--llama-bench PATH --twin TWIN.gguf] [-t 2] [-r ROUNDS]
-                      [-n 48] [-p 0] [--with NAME=FLAGS]... [--only NAMES] [--json FILE] [--svg FILE]
+                      [-n 48] [-p 0] [-d 16] [--with NAME=FLAGS]... [--only NAMES] [--json FILE] [--svg FILE]
 
 Every program runs in a control group of its own whose limit counts anonymous memory and page cache (root and version 1
 of control groups are needed), after the files were dropped from the page cache. The page cache of a process counts
@@ -18,7 +18,8 @@ all alike. Contenders are
 and what --with adds: flags of neuropil, as --with "no cache=--no-cache". Printed are medians, the spread, the ratio to
 each other contender (median of the rounds' ratios), bytes read per token (by neuropil's report; of programs without one
 as the disks count them, loading included), the share of neurons found in memory, and the share of the time that was
-spent waiting for storage. The first token of a sequence is computed with all neurons, which a short run shows.
+spent waiting for storage. Every context holds -d tokens before the clock starts, in all programs: the first token of a
+context is computed with all neurons, and that is part of reading a prompt.
 
 `cargo build --release` first. benches/peers.sh builds llama-bench; `neuropil synth --twin` makes both files.
 benches/curve.py draws the plot again from the JSON file.
@@ -129,7 +130,7 @@ def run(command, limit, files):
 
 def contenders(a, cap):
     """Name, command, limit and files of each."""
-    common = ["-t", str(a.t), "-p", str(a.p), "-n", str(a.n), "-r", "1"]
+    common = ["-t", str(a.t), "-p", str(a.p), "-n", str(a.n), "-d", str(a.d), "-r", "1"]
     ours = [OURS, "bench", a.store, *common, "--json", *a.flags.split()]
     budget = ["--memory", str(cap - BESIDES)]
     flags = {
@@ -227,6 +228,7 @@ def main():
     parser.add_argument("-r", type=int, default=3, help="rounds (3)")
     parser.add_argument("-p", type=int, default=0, help="tokens of a prefill test (0)")
     parser.add_argument("-n", type=int, default=48, help="tokens of the decode test (48)")
+    parser.add_argument("-d", type=int, default=16, help="tokens that the context holds before the test (16)")
     parser.add_argument("--flags", default="", help="flags of neuropil in all its rows")
     parser.add_argument("--with", dest="extra", action="append", default=[], metavar="NAME=FLAGS")
     parser.add_argument("--only", metavar="NAMES", help="these contenders, with commas between")

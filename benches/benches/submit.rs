@@ -38,12 +38,12 @@ fn nanoseconds(run: impl FnOnce()) -> u64 {
 
 fn fork(pool: &Pool, chunks: usize) {
     let name = |what: &str| format!("{what}, {} threads, {chunks} chunks", pool.threads());
-    measure(&name("fork to join"), || nanoseconds(|| pool.run(chunks, &|_| {})));
+    measure(&name("fork to join"), || nanoseconds(|| pool.run("bench", chunks, &|_| {})));
     // The caller holds its chunk until a worker has begun one.
     measure(&name("fork to a worker's first chunk"), || {
         let (start, caller) = (Instant::now(), std::thread::current().id());
         let first = AtomicU64::new(u64::MAX);
-        pool.run(chunks, &|_| {
+        pool.run("bench", chunks, &|_| {
             if std::thread::current().id() != caller {
                 first.fetch_min(start.elapsed().as_nanos() as u64, Ordering::AcqRel);
             }

@@ -66,7 +66,7 @@ impl Quantise {
     /// On all threads of the pool.
     pub fn run(&mut self, pool: &Pool) {
         let parts = self.acts.parts(&self.x);
-        pool.run(pool.threads(), &|_| while parts.quantize_next(self.isa) {});
+        pool.run("bench", pool.threads(), &|_| while parts.quantize_next(self.isa) {});
     }
 }
 
@@ -106,7 +106,7 @@ impl<'a> Product<'a> {
             dtype if dtype.is_expanded() => Input::Expanded(&input.x, panels),
             _ => Input::Floats(&input.x),
         };
-        pool.run(weight.groups().div_ceil(groups), &|_| {
+        pool.run("bench", weight.groups().div_ceil(groups), &|_| {
             if let Some(range) = columns.claim(groups) {
                 matmul_groups(input.isa, weight, input_of(), range, false);
             }

@@ -125,7 +125,7 @@ pub fn int8_peak(pool: &Pool) -> Option<Limit> {
 fn peak(pool: &Pool, kind: Arithmetic) -> Limit {
     let chunks = CHUNKS_PER_THREAD * pool.threads();
     let operations = (chunks * STEPS * kind.operations) as f64;
-    let speed = || operations * 1e-9 / seconds(|| pool.run(chunks, &|_| kind.run(STEPS)));
+    let speed = || operations * 1e-9 / seconds(|| pool.run("bench", chunks, &|_| kind.run(STEPS)));
     speed();
     let speed = Spread::of((0..REPEATS).map(|_| speed()).collect());
     Limit { what: kind.values, unit: "GOP/s", threads: pool.threads(), how: kind.name.into(), speed }
@@ -177,7 +177,7 @@ fn best_of(
     let speed = |(reader, order): (Reader, Order)| {
         let next = std::sync::atomic::AtomicUsize::new(0);
         let take = || next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let time = seconds(|| pool.run(pool.threads(), &|_| while read(reader, order, take()) {}));
+        let time = seconds(|| pool.run("bench", pool.threads(), &|_| while read(reader, order, take()) {}));
         bytes as f64 * 1e-9 / time
     };
     let mut tried: Vec<_> = candidates().into_iter().map(|c| (c, speed(c).max(speed(c)))).collect();

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::sync::Arc;
 
-use neuropil_device::{Backend, Device, DeviceError, DeviceInfo, DeviceKind, HostOps};
+use neuropil_device::{Backend, Device, DeviceError, DeviceInfo, DeviceKind, HostOps, Timeline};
 
 use crate::arch::Isa;
 use crate::crew::Crew;
@@ -54,12 +54,20 @@ impl CpuBackend {
     /// # Errors
     /// [`CpuError`].
     pub fn new(options: CpuOptions) -> Result<CpuBackend, CpuError> {
+        CpuBackend::traced(options, None)
+    }
+
+    /// As [`CpuBackend::new`], and tells `timeline` when each of the threads works.
+    ///
+    /// # Errors
+    /// [`CpuError`].
+    pub fn traced(options: CpuOptions, timeline: Option<Arc<dyn Timeline>>) -> Result<CpuBackend, CpuError> {
         let topology = Topology::detect();
         let threads = options.threads.filter(|n| *n > 0).unwrap_or_else(|| topology.default_threads());
         if threads > MOST_THREADS {
             return Err(CpuError::TooManyThreads(threads));
         }
-        let pool = Pool::new(threads, &topology.cpus_for(threads))
+        let pool = Pool::traced(threads, &topology.cpus_for(threads), timeline)
             .map_err(|error| CpuError::Spawn { threads, error })?;
         let crew = Crew { pool: Arc::new(pool), isa: options.isa.unwrap_or_else(Isa::detect) };
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -90,7 +90,7 @@ impl CpuDevice {
         // Both halves of 32 columns are widened together.
         let pairs = width.div_ceil(GROUP);
         let pairs_per_chunk = self.crew.pool.chunk_len(pairs, 1).min(PANEL_COLUMNS / GROUP);
-        self.crew.pool.run(pairs.div_ceil(pairs_per_chunk), &|_| {
+        self.crew.pool.run("down", pairs.div_ceil(pairs_per_chunk), &|_| {
             let Some(mut out) = columns.claim(pairs_per_chunk * GROUP / GROUP_ROWS) else { return };
             panels.with(|room| {
                 let room: &mut [f32] = bytemuck::cast_slice_mut(room.as_mut());

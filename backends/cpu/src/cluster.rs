@@ -103,7 +103,7 @@ impl CpuDevice {
             Columns::new(up_values, tokens, neurons, neurons),
         );
         let per_chunk = self.crew.groups_per_chunk(up.groups(), 2 * up.cols(), tokens);
-        self.crew.pool.run(up.groups().div_ceil(per_chunk), &|_| {
+        self.crew.pool.run("gate+up", up.groups().div_ceil(per_chunk), &|_| {
             let Some((mut gate_part, mut up_part)) = columns.claim(per_chunk) else { return };
             let rows = up_part.rows();
             match gates {

@@ -73,7 +73,7 @@ impl Crew {
             return Ok(());
         }
         let parts = activations.parts(x);
-        self.pool.run(self.pool.threads(), &|_| while parts.quantize_next(self.isa) {});
+        self.pool.run("quantise", self.pool.threads(), &|_| while parts.quantize_next(self.isa) {});
         Ok(())
     }
 
@@ -84,7 +84,7 @@ impl Crew {
         let per_chunk =
             self.groups_per_chunk(groups, all().map(|w| w.weight.cols()).max().unwrap_or(0), tokens);
         let chunks = |w: &Work<'_>| w.weight.groups().div_ceil(per_chunk);
-        self.pool.run(all().map(chunks).sum(), &|mut chunk| {
+        self.pool.run("matmul", all().map(chunks).sum(), &|mut chunk| {
             for w in all() {
                 if let Some(later) = chunk.checked_sub(chunks(w)) {
                     chunk = later;
@@ -112,7 +112,7 @@ impl Crew {
         // Buffers that wait for the next chunk: one for each thread that has begun one.
         let staging = Mutex::new(Vec::new());
         let lock = || staging.lock().unwrap_or_else(PoisonError::into_inner);
-        self.pool.run(groups.div_ceil(per_chunk), &|_| {
+        self.pool.run("pack", groups.div_ceil(per_chunk), &|_| {
             let Some((at, target)) = claims.claim(|at| at + per_chunk * group) else { return };
             let first = at / group * source_group;
             let end = data.len().min(first + target.len() / group * source_group);

@@ -31,14 +31,20 @@ impl CpuOps {
     }
 
     /// Calls `each` with pieces of `out`, whole rows of `width` values, and where they begin.
-    fn by_rows(&self, out: &mut [f32], width: usize, each: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    fn by_rows(
+        &self,
+        name: &'static str,
+        out: &mut [f32],
+        width: usize,
+        each: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
         if out.len() < FEW_VALUES {
             return each(0, out);
         }
         let rows = self.crew.pool.chunk_len(out.len() / width, FEW_VALUES.div_ceil(4 * width));
         let pieces = out.len().div_ceil(rows * width);
         let claims = Claims::new(out);
-        self.crew.pool.run(pieces, &|_| {
+        self.crew.pool.run(name, pieces, &|_| {
             if let Some((at, piece)) = claims.claim(|at| at + rows * width) {
                 each(at, piece);
             }
@@ -49,7 +55,7 @@ impl CpuOps {
 impl HostOps for CpuOps {
     fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         check_rms_norm(x, weight, out);
-        self.by_rows(out, weight.len(), &|at, out| {
+        self.by_rows("norm", out, weight.len(), &|at, out| {
             self.crew.isa.host(HostOp::RmsNorm { x: &x[at..][..out.len()], weight, eps, out });
         });
     }
@@ -59,7 +65,7 @@ impl HostOps for CpuOps {
         if width == 0 {
             return;
         }
-        self.by_rows(x, width, &|at, x| {
+        self.by_rows("rope", x, width, &|at, x| {
             let table = &rope.table[at / width * rope.pairs..][..x.len() / width * rope.pairs];
             self.crew.isa.host(HostOp::Rope { rope: Rope { table, ..*rope }, x });
         });
@@ -86,7 +92,7 @@ impl HostOps for CpuOps {
         if wanted == 1 {
             (0..chunks).for_each(one)
         } else {
-            self.crew.pool.run(chunks, &one)
+            self.crew.pool.run("attention", chunks, &one)
         }
         if need > 0 {
             lock().push(scratch);
@@ -95,10 +101,10 @@ impl HostOps for CpuOps {
 
     fn add(&self, x: &mut [f32], y: &[f32]) {
         check_add(x, y);
-        self.by_rows(x, 1, &|at, x| self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x }));
+        self.by_rows("add", x, 1, &|at, x| self.crew.isa.host(HostOp::Add { y: &y[at..][..x.len()], x }));
     }
 
     fn gate(&self, activation: Activation, values: &mut [f32]) {
-        self.by_rows(values, 1, &|_, values| self.crew.isa.host(HostOp::Gate { activation, values }));
+        self.by_rows("gate", values, 1, &|_, values| self.crew.isa.host(HostOp::Gate { activation, values }));
     }
 }

@@ -171,11 +171,11 @@ impl CpuDevice {
         let per_chunk = groups.div_ceil(chunks.max(1)).max(1);
         if let Some(most) = groups_turned(rows.dtype, rows.width, tokens) {
             let per_chunk = per_chunk.min(most);
-            return self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
+            return self.crew.pool.run("rows", groups.div_ceil(per_chunk), &|_| {
                 self.whole_groups(rows, input, &columns, per_chunk, panels);
             });
         }
-        self.crew.pool.run(groups.div_ceil(per_chunk), &|_| {
+        self.crew.pool.run("rows", groups.div_ceil(per_chunk), &|_| {
             if rows.dtype.quantizes_activations() {
                 self.chunk(rows, input, &columns, per_chunk, &mut Turned([0; QUANTIZED_PANEL]));
             } else {
@@ -249,7 +249,7 @@ impl CpuDevice {
         let tokens = values.len() / pitch;
         let values = Claims::new(values);
         let per_chunk = self.crew.pool.chunk_len(tokens, FEW_VALUES.div_ceil(pitch));
-        self.crew.pool.run(tokens.div_ceil(per_chunk), &|_| {
+        self.crew.pool.run("pick", tokens.div_ceil(per_chunk), &|_| {
             let Some((at, values)) = values.claim(|at| at + per_chunk * pitch) else { return };
             values.chunks_exact_mut(pitch).zip(at / pitch..).for_each(|(values, t)| work(t, values));
         });
@@ -260,7 +260,7 @@ impl CpuDevice {
         let (tokens, width) = (job.tokens(), job.width());
         let columns = Columns::new(y, tokens, width, width);
         let per_chunk = Axpy::groups_per_chunk(width, tokens, self.crew.pool.threads());
-        self.crew.pool.run(width.div_ceil(GROUP_ROWS).div_ceil(per_chunk), &|_| {
+        self.crew.pool.run("down", width.div_ceil(GROUP_ROWS).div_ceil(per_chunk), &|_| {
             if let Some(mut out) = columns.claim(per_chunk) {
                 self.crew.isa.axpy(job, &mut out);
             }

@@ -52,9 +52,15 @@ pub struct MemoryFlags {
     /// Never read a neuron's gate first
     #[arg(long)]
     pub no_two_phase: bool,
-    /// Write what happened when to a file that Chrome and Perfetto show
+    /// Write what the conductor, the reading thread, units and compute threads did when to a file that Chrome and
+    /// Perfetto show
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// After how many tokens to check that nobody has written into the model's files; prompts and the end of an answer
+    /// are checked anyway
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub verify_every: u32,
     /// Where models that are fetched and stores that models are turned into are kept; default: neuropil in the user's cache directory
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
@@ -128,12 +134,13 @@ impl MemoryFlags {
     /// Tells the builder.
     pub fn apply<'a>(&self, builder: EngineBuilder<'a>) -> EngineBuilder<'a> {
         let flash = self.policy == Policy::LlmFlash;
-        let mut builder = builder.io(self.io.clone()).pipeline(PipelineOptions {
-            bundle: !self.no_bundle,
-            cache: !self.no_cache,
-            pipeline: !self.no_pipeline && !flash,
-            two_phase: !self.no_two_phase && !flash,
-        });
+        let mut builder =
+            builder.io(self.io.clone()).verify_every(self.verify_every).pipeline(PipelineOptions {
+                bundle: !self.no_bundle,
+                cache: !self.no_cache,
+                pipeline: !self.no_pipeline && !flash,
+                two_phase: !self.no_two_phase && !flash,
+            });
         if self.policy == Policy::Mmap {
             return builder.mapped(true).prediction(Prediction::Off);
         }
@@ -141,10 +148,12 @@ impl MemoryFlags {
         if flash {
             builder = builder.eviction(|_| Box::new(Window::new(WINDOW))).hot_share(0.0).warm(false);
         }
-        match self.trace {
-            Some(_) => builder.trace(Arc::new(Trace::default())),
-            None => builder,
-        }
+        builder
+    }
+
+    /// A new trace, if one was asked for.
+    pub fn new_trace(&self) -> Option<Arc<Trace>> {
+        self.trace.as_ref().map(|_| Arc::default())
     }
 
     /// Writes the trace of an engine, if one was asked for.

@@ -2,12 +2,15 @@
 
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use neuropil::engine::{Engine, EngineError, SessionOptions};
 use neuropil::gguf::Gguf;
 use neuropil::model::ModelError;
 use neuropil::model::tokenizer::{EncodeOptions, Tokenizer};
+use neuropil::pipeline::Trace;
 use neuropil_cpu::{CpuBackend, CpuOptions};
+use neuropil_device::Timeline;
 
 use crate::args::{EngineFlags, TextFlags, Unit};
 use crate::error::{CliError, Exit};
@@ -19,8 +22,14 @@ const MAX_TEXT: u64 = 1 << 30;
 
 /// The CPU backend with this many threads, 0 for automatic.
 pub fn cpu(threads: u32) -> Result<CpuBackend, CliError> {
+    traced_cpu(threads, None)
+}
+
+/// As [`cpu`], and its threads tell the trace when they work.
+fn traced_cpu(threads: u32, trace: Option<&Arc<Trace>>) -> Result<CpuBackend, CliError> {
+    let timeline = trace.map(|trace| trace.clone() as Arc<dyn Timeline>);
     let options = CpuOptions { threads: Some(threads as usize), ..CpuOptions::default() };
-    CpuBackend::new(options).map_err(|error| CliError::new(Exit::Device, error))
+    CpuBackend::traced(options, timeline).map_err(|error| CliError::new(Exit::Device, error))
 }
 
 /// Loads a model, or the store that it must be turned into to fit the memory.
@@ -41,35 +50,48 @@ fn open_within(model: &Path, flags: &EngineFlags, raise: bool) -> Result<Engine,
             gguf.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements().saturating_mul(4)));
         output::note(format!("--exact expands the weights to F32, which takes {}", memory::shown(bytes)));
     }
-    let cpu = if flags.device.contains(&Unit::Cpu) { Some(cpu(flags.threads)?) } else { None };
+    let trace = flags.memory.new_trace();
+    let cpu = match flags.device.contains(&Unit::Cpu) {
+        true => Some(traced_cpu(flags.threads, trace.as_ref())?),
+        false => None,
+    };
+    let load = |file: &Path, flags: &EngineFlags| load(file, flags, cpu.as_ref(), trace.as_ref());
     let mut file = flags.memory.file(model)?;
-    let mut loaded = load(&file, flags, cpu.as_ref());
+    let mut loaded = load(&file, flags);
     if let Err(EngineError::Model(ModelError::Budget { .. })) = &loaded
         && !flags.exact
         && let Some(store) = flags.memory.store_instead(&file)?
     {
         file = store;
         memory::forget_peak();
-        loaded = load(&file, flags, cpu.as_ref());
+        loaded = load(&file, flags);
     }
     if let Err(EngineError::Model(ModelError::Budget { smallest, .. })) = &loaded
         && raise
     {
         let mut flags = flags.clone();
         flags.memory.memory = Some(*smallest);
-        loaded = load(&file, &flags, cpu.as_ref());
+        loaded = load(&file, &flags);
     }
     let engine = loaded.map_err(|error| CliError::of_model(&file, error))?;
     engine.notes().iter().for_each(output::note);
     Ok(engine)
 }
 
-fn load(model: &Path, flags: &EngineFlags, cpu: Option<&CpuBackend>) -> Result<Engine, EngineError> {
+fn load(
+    model: &Path,
+    flags: &EngineFlags,
+    cpu: Option<&CpuBackend>,
+    trace: Option<&Arc<Trace>>,
+) -> Result<Engine, EngineError> {
     let mut builder = Engine::builder(model)
         .exact(flags.exact)
         .prediction(flags.predict.kind())
         .context(flags.context(), flags.kv.kind());
     builder = flags.memory.apply(builder);
+    if let Some(trace) = trace {
+        builder = builder.trace(trace.clone());
+    }
     if let Some(cpu) = cpu {
         builder = builder.backend(cpu)?;
     }

@@ -299,6 +299,12 @@ fn bench_has_the_names_of_llama_bench() {
     let only = neuropil(&["bench", arg(&model), "-p", "0", "-n", "2", "-r", "1", "--json"]).json();
     assert_eq!(only.as_array().unwrap().len(), 1);
     assert!(neuropil(&["bench", arg(&model), "-p", "129"]).error(5).contains("129"));
+    let deep = ["bench", arg(&model), "-p", "8", "-n", "2", "-r", "2", "-d", "20"];
+    let rows = neuropil(&[&deep[..], &["--json"]].concat()).json();
+    assert!(rows.as_array().unwrap().iter().all(|row| row["n_depth"] == 20));
+    assert!(neuropil(&deep).text().contains("tg2 @ d20"));
+    let too_deep = ["bench", arg(&model), "-p", "8", "-n", "2", "-d", "121"];
+    assert!(neuropil(&too_deep).error(5).contains("129"));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -221,29 +222,59 @@ fn every_engine_gives_the_same_tokens() {
     }
 }
 
+/// The lanes of a trace, by number.
+fn lanes(events: &[Value]) -> BTreeMap<u64, &str> {
+    let named = events.iter().filter(|event| event["name"] == "thread_name");
+    named.map(|event| (event["tid"].as_u64().unwrap(), event["args"]["name"].as_str().unwrap())).collect()
+}
+
 #[test]
 fn a_trace_shows_who_did_what() {
     let (dir, store) = store();
     let trace = dir.path().join("trace.json");
     let read = || serde_json::from_slice::<Value>(&std::fs::read(&trace).unwrap()).unwrap();
-    run(&store, &["--memory", BUDGET, "--trace", arg(&trace)]).json();
+    run(&store, &["-t", "3", "--memory", BUDGET, "--trace", arg(&trace)]).json();
     let json = read();
     let events = json["traceEvents"].as_array().unwrap();
-    let lanes: Vec<&str> = events
-        .iter()
-        .filter(|event| event["name"] == "thread_name")
-        .map(|event| event["args"]["name"].as_str().unwrap())
-        .collect();
-    assert!(lanes.contains(&"conductor") && lanes.contains(&"I/O"), "{lanes:?}");
-    for name in ["submit", "arrived", "predict", "acquire"] {
-        assert!(events.iter().any(|event| event["name"] == name && event["ph"] == "X"), "{name}");
+    let names = lanes(events);
+    let mut sorted: Vec<&str> = names.values().copied().collect();
+    sorted.sort_unstable();
+    assert_eq!(sorted, ["I/O", "compute 0", "compute 1", "compute 2", "conductor", "device 0"]);
+    for (lane, name) in [
+        ("conductor", "step"),
+        ("conductor", "predict"),
+        ("conductor", "acquire"),
+        ("I/O", "submit"),
+        ("I/O", "arrived"),
+        ("device 0", "matmul"),
+        ("device 0", "down"),
+        ("compute 0", "pack"),
+        ("compute 0", "matmul"),
+        ("compute 2", "start"),
+    ] {
+        let of = |event: &&Value| event["name"] == name && event["ph"] == "X";
+        let mut spans = events.iter().filter(of);
+        assert!(spans.any(|span| names[&span["tid"].as_u64().unwrap()] == lane), "{name} of {lane}");
     }
     let timed = events.iter().filter(|event| event["ph"] == "X");
     assert!(timed.clone().count() > 20);
     assert!(timed.clone().all(|event| event["ts"].as_f64().is_some() && event["dur"].as_f64().is_some()));
-    // Also where nothing is read.
-    run(&store, &["--trace", arg(&trace)]).json();
-    assert!(read()["traceEvents"].is_array());
+    // Also where nothing is read, by the system's page cache, and by the other verbs that run a model.
+    let text = dir.file("text", &b"abcdefgh".repeat(100));
+    for args in [
+        args(&store, &["-t", "2"]),
+        args(&store, &["-t", "2", "--policy", "mmap"]),
+        vec!["logits", arg(&store), "-p", "abc", "-t", "2"],
+        vec!["perplexity", arg(&store), "-f", arg(&text), "--chunk", "64", "-t", "2"],
+    ] {
+        std::fs::remove_file(&trace).unwrap();
+        neuropil(&[&args[..], &["--trace", arg(&trace)]].concat()).json();
+        let json = read();
+        let names = lanes(json["traceEvents"].as_array().unwrap());
+        let mut names: Vec<&str> = names.into_values().collect();
+        names.sort_unstable();
+        assert_eq!(names, ["compute 0", "compute 1", "conductor", "device 0"], "{args:?}");
+    }
 
     // Before anything is loaded: there is no such model either.
     let nowhere = dir.path().join("none").join("trace.json");

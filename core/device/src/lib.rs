@@ -33,6 +33,7 @@ mod job;
 mod kv;
 pub mod math;
 pub mod quant;
+mod timeline;
 
 pub use activation::{Activation, ActivationKind};
 pub use arena::{ARENA_ALIGNMENT, Arena, Buffer, PinnedSlots, ReadLease, SLOT_ALIGNMENT, WriteLease};
@@ -50,3 +51,4 @@ pub use job::{
     PreparedWeight, Product, RowSource, Stage, WeightShape, WeightSource,
 };
 pub use kv::{KV_BLOCK, KV_PAGE, KvPage, KvPages, quantize_kv};
+pub use timeline::Timeline;

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use neuropil_device::{
-    ClusterJob, CompletionQueue, Device, DeviceError, MatmulJob, PreparedWeight, Submission,
+    ClusterJob, ClusterWeights, CompletionQueue, Device, DeviceError, MatmulJob, PreparedWeight, Submission,
+    WeightShape,
 };
+
+use crate::pipeline::{Lane, Span, Trace};
 
 /// A weight and the device that holds it.
 pub struct Placed {
@@ -19,6 +22,15 @@ pub struct Placed {
 pub struct Jobs {
     queue: Arc<CompletionQueue>,
     clusters: Vec<Submission<ClusterJob>>,
+    /// Where jobs are recorded, from submission to completion.
+    pub(crate) trace: Option<JobTrace>,
+}
+
+/// A trace, and the units in the order of their lanes.
+#[derive(Clone)]
+pub(crate) struct JobTrace {
+    pub trace: Arc<Trace>,
+    pub devices: Arc<[Arc<dyn Device>]>,
 }
 
 impl Jobs {
@@ -27,6 +39,7 @@ impl Jobs {
     /// # Errors
     /// The device's.
     pub fn matmul(&mut self, device: &dyn Device, job: MatmulJob) -> Result<(), DeviceError> {
+        let _span = span(&self.trace, device, "matmul", job.tokens);
         device.submit_matmul(Submission::new(job, self.queue.completion(0)));
         self.wait(device)
     }
@@ -36,6 +49,7 @@ impl Jobs {
     /// # Errors
     /// The device's.
     pub fn cluster(&mut self, device: &dyn Device, job: ClusterJob) -> Result<(), DeviceError> {
+        let _span = span(&self.trace, device, job.stage.name(), neurons(&job));
         self.clusters.push(Submission::new(job, self.queue.completion(0)));
         device.submit_clusters(&mut self.clusters);
         // A device that left the job behind must not hang us: dropping it reports it.
@@ -45,5 +59,28 @@ impl Jobs {
 
     fn wait(&self, device: &dyn Device) -> Result<(), DeviceError> {
         self.queue.wait(|| device.help()).1
+    }
+}
+
+/// A span in the lane of the device.
+fn span<'a>(
+    jobs: &'a Option<JobTrace>,
+    device: &dyn Device,
+    name: &'static str,
+    count: usize,
+) -> Option<Span<'a>> {
+    let JobTrace { trace, devices } = jobs.as_ref()?;
+    let index = devices.iter().position(|one| std::ptr::addr_eq(Arc::as_ptr(one), device))?;
+    Some(trace.span(Lane::Device(u16::try_from(index).ok()?), name, count))
+}
+
+/// How many neurons a job is about.
+fn neurons(job: &ClusterJob) -> usize {
+    match &job.weights {
+        ClusterWeights::Bundles { slots, .. } => slots.len(),
+        ClusterWeights::Block(weight) => match weight.shape() {
+            WeightShape::Neurons { neurons, .. } => neurons,
+            WeightShape::Matrix { .. } => 0,
+        },
     }
 }

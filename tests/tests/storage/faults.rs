@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use neuropil::io::{Done, Faults, Faulty, Files, IoEngine, IoInfo, IoWaker, Pread, Read, ReadAt, Sim};
+use neuropil::io::{Done, Faults, Faulty, Files, IoEngine, IoInfo, IoWaker, Read, ReadAt, Sim};
 use neuropil::predict::Prediction;
 use neuropil::{Engine, EngineError};
 
@@ -19,7 +19,7 @@ const EIO: i32 = 5;
 const SLOTS: usize = 600;
 
 /// A test that hangs has failed.
-fn ends(test: impl FnOnce() + Send + 'static) {
+pub(super) fn ends(test: impl FnOnce() + Send + 'static) {
     let (done, wait) = channel();
     let thread = std::thread::spawn(move || {
         test();
@@ -33,17 +33,17 @@ fn ends(test: impl FnOnce() + Send + 'static) {
 }
 
 /// The bits of the logits after a short prompt and after each of the other tokens.
-fn run(engine: &Engine, tokens: &[u32]) -> Result<Vec<Vec<u32>>, EngineError> {
+pub(super) fn run(engine: &Engine, tokens: &[u32]) -> Result<Vec<Vec<u32>>, EngineError> {
     super::run_after(5, engine, tokens)
 }
 
 /// What a run gives when all is in memory.
-fn right(path: &Path, prediction: Prediction, tokens: &[u32]) -> Vec<Vec<u32>> {
+pub(super) fn right(path: &Path, prediction: Prediction, tokens: &[u32]) -> Vec<Vec<u32>> {
     run(&builder(path, 1, prediction).build().unwrap(), tokens).unwrap()
 }
 
 /// An engine whose reads go through what `wrap` makes of the files.
-fn engine<R: ReadAt + 'static>(
+pub(super) fn engine<R: ReadAt + 'static>(
     path: &Path,
     prediction: Prediction,
     seed: u64,
@@ -307,41 +307,4 @@ fn an_engine_that_is_lost_ends_all_runs_with_an_error() {
             }
         }
     });
-}
-
-#[test]
-fn a_file_that_becomes_shorter_is_an_error() {
-    for prediction in [Prediction::Model, Prediction::Off] {
-        let stored = stored(&sparse());
-        let make = move |paths: &[&Path]| {
-            let files = Files::open_buffered(paths)?;
-            Ok(Box::new(Pread::new(Arc::new(files), 2)?) as Box<dyn IoEngine>)
-        };
-        let engine = builder(&stored.store, 1, prediction).neuron_slots(512).warm(false).io_engine(make);
-        let engine = engine.build().unwrap();
-        let want = run(&engine, &tokens()).unwrap();
-        let bytes = std::fs::read(&stored.store).unwrap();
-        let file = std::fs::OpenOptions::new().write(true).open(&stored.store).unwrap();
-        for len in [bytes.len() as u64 / 2, 4096] {
-            file.set_len(len).unwrap();
-            let error = run(&engine, &tokens()).unwrap_err().to_string();
-            assert!(error.contains("store.gguf"), "{error}");
-        }
-        io::Write::write_all(&mut &file, &bytes).unwrap();
-        assert_eq!(run(&engine, &tokens()).unwrap(), want);
-    }
-}
-
-#[test]
-fn a_file_that_is_replaced_is_read_to_the_end() {
-    for toy in [sparse(), experts()] {
-        let stored = stored(&toy);
-        let want = right(&stored.store, Prediction::Model, &tokens());
-        let engine = builder(&stored.store, 1, Prediction::Model).neuron_slots(512).warm(false);
-        let engine = engine.build().unwrap();
-        let other = stored.store.with_extension("other");
-        std::fs::write(&other, b"something else").unwrap();
-        std::fs::rename(&other, &stored.store).unwrap();
-        assert_eq!(run(&engine, &tokens()).unwrap(), want);
-    }
 }

@@ -1,6 +1,7 @@
 //! Models whose neurons are not all in memory: the same tokens as when they are, whatever the cache holds, however
 //! neurons are read, and whatever goes wrong on the way.
 
+mod changes;
 mod exact;
 mod faults;
 mod memory;

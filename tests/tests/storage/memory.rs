@@ -4,10 +4,13 @@
 use std::path::Path;
 
 use neuropil::model::ModelError;
+use neuropil::pipeline::CancelToken;
 use neuropil::predict::Prediction;
+use neuropil::synth::{Preset, Shape, Synth, SynthOptions};
 use neuropil::{Engine, EngineBuilder, EngineError, KvType, SessionOptions};
 use neuropil_device::DType;
 use neuropil_tests::real::smollm2;
+use neuropil_tests::temp::TempDir;
 use neuropil_tests::toy::{Toy, ToyExperts};
 
 use super::{bits, builder, stored};
@@ -216,4 +219,29 @@ fn a_real_model_runs_in_the_smallest_budget_that_it_names() {
     let least = smallest(make(&store), 1 << 20);
     assert!(least < smallest(make(&file), 1 << 20));
     assert_eq!(run(&make(&store).memory(least).build().unwrap(), 20, KvType::F16).unwrap(), want);
+}
+
+#[test]
+fn what_stays_in_memory_follows_the_batch() {
+    let dir = TempDir::new();
+    let store = dir.path().join("toy.gguf");
+    let options = SynthOptions::new(Shape::named("toy").unwrap(), Preset::named("paper").unwrap());
+    Synth::new(options).unwrap().write_store(&store, &CancelToken::default(), &mut |_, _| {}).unwrap();
+    let make = || builder(&store, 1, Prediction::Gate);
+    let (engine, all) = (make().neuron_slots(1000).build().unwrap(), make().build().unwrap());
+    let sessions = |engine: &Engine| -> Vec<_> {
+        (0..9).map(|_| engine.session(SessionOptions::default()).unwrap()).collect()
+    };
+    let (mut some, mut twins) = (sessions(&engine), sessions(&all));
+    let mut hot = Vec::new();
+    for (step, batch) in [1, 8, 2, 1, 5, 9].into_iter().enumerate() {
+        let inputs: Vec<_> = (0..batch).map(|index| (index, 300 + 7 * (index + step) as u32)).collect();
+        engine.decode(&mut some, &inputs).unwrap();
+        all.decode(&mut twins, &inputs).unwrap();
+        assert!((0..batch).all(|index| bits(&some[index]) == bits(&twins[index])), "batch {batch}");
+        hot.push(engine.memory().hot);
+    }
+    // More neurons fire often where more tokens share a step; sizes between two that were counted are the lower one's.
+    assert!(0 < hot[0] && hot[0] < hot[2] && hot[2] <= hot[4] && hot[4] <= hot[1], "{hot:?}");
+    assert_eq!((hot[0], hot[1]), (hot[3], hot[5]));
 }

@@ -27,6 +27,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
+
+use neuropil_device::Timeline;
 
 pub use idle::Patience;
 use idle::{Backoff, Seats};
@@ -40,6 +43,7 @@ const CHUNKS_PER_THREAD: usize = 4;
 
 /// A job as the workers see it; lives on the caller's stack until the join.
 struct Job<'a> {
+    name: &'static str,
     task: &'a (dyn Fn(usize) + Sync),
     chunks: u32,
 }
@@ -63,6 +67,8 @@ struct Shared {
     panicked: AtomicBool,
     seats: Seats,
     patience: Patience,
+    /// Told which thread works when.
+    timeline: Option<Arc<dyn Timeline>>,
 }
 
 /// The caller plus `threads - 1` workers. Dropping it ends the workers.
@@ -81,16 +87,27 @@ impl Pool {
     /// # Errors
     /// When the system refuses a thread.
     pub fn new(threads: usize, cpus: &[usize]) -> io::Result<Pool> {
-        let patience = if threads <= cpus.len().max(1) { Patience::SPIN } else { Patience::NONE };
-        Pool::with_patience(threads, cpus, patience, cpus.len().max(2) - 1)
+        Pool::traced(threads, cpus, None)
     }
 
-    /// As [`Pool::new`], with a say in how idle threads wait and in how many workers a fork wakes at most.
+    /// As [`Pool::new`], and tells `timeline` which thread works when. The caller is thread 0; each thread's first span
+    /// is its start, so that one which never comes in time for a share is known too. Work that falls to a caller
+    /// because the pool is busy is not told.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn traced(threads: usize, cpus: &[usize], timeline: Option<Arc<dyn Timeline>>) -> io::Result<Pool> {
+        let patience = if threads <= cpus.len().max(1) { Patience::SPIN } else { Patience::NONE };
+        Pool::with_patience(threads, cpus, patience, cpus.len().max(2) - 1, timeline)
+    }
+
+    /// As [`Pool::traced`], with a say in how idle threads wait and in how many workers a fork wakes at most.
     pub(crate) fn with_patience(
         threads: usize,
         cpus: &[usize],
         patience: Patience,
         wakes: usize,
+        timeline: Option<Arc<dyn Timeline>>,
     ) -> io::Result<Pool> {
         let workers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
@@ -102,7 +119,10 @@ impl Pool {
             panicked: AtomicBool::new(false),
             seats: Seats::new(workers, wakes),
             patience,
+            timeline,
         });
+        let begun = shared.begin();
+        shared.end(0, "start", begun);
         let mut pool = Pool { shared, workers: Vec::with_capacity(workers) };
         for seat in 0..workers {
             let shared = pool.shared.clone();
@@ -115,7 +135,9 @@ impl Pool {
                 idle::allow_only(&cpus);
                 shared.serve(seat);
             };
+            let begun = pool.shared.begin();
             pool.workers.push(std::thread::Builder::new().name(format!("neuropil-{seat}")).spawn(body)?);
+            pool.shared.end(seat + 1, "start", begun);
         }
         Ok(pool)
     }
@@ -134,7 +156,7 @@ impl Pool {
     }
 
     /// Calls `task` once with each number below `chunks`, on the caller and the workers, and returns when all calls
-    /// have. Allocates nothing.
+    /// have. `name` is for the timeline. Allocates nothing.
     ///
     /// While another thread is in a `run`, and inside of one, the chunks run on the calling thread alone, in order. So
     /// do those of a pool of one thread.
@@ -142,12 +164,16 @@ impl Pool {
     /// # Panics
     /// With the first panic of a chunk. Where the chunks are shared out, all others are done first; where they run on
     /// the calling thread alone, those after it are not begun. The pool stays usable.
-    pub fn run(&self, chunks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let alone = chunks <= 1 || chunks >= STOP as usize || self.workers.is_empty();
-        if alone || self.shared.running.swap(true, Ordering::Acquire) {
+    pub fn run(&self, name: &'static str, chunks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if chunks <= 1 || chunks >= STOP as usize || self.workers.is_empty() {
+            let begun = self.shared.begin();
+            (0..chunks).for_each(task);
+            return self.shared.end(0, name, begun);
+        }
+        if self.shared.running.swap(true, Ordering::Acquire) {
             return (0..chunks).for_each(task);
         }
-        self.shared.fork_join(&Job { task, chunks: chunks as u32 });
+        self.shared.fork_join(&Job { name, task, chunks: chunks as u32 });
     }
 }
 
@@ -170,7 +196,7 @@ impl Shared {
         // Release: who claims a chunk sees the job. Sequentially consistent: see `Seats::sleep`.
         self.remaining.0.store(job.chunks, Ordering::SeqCst);
         self.seats.wake(job.chunks as usize - 1);
-        self.work();
+        self.work(0);
         let mut backoff = Backoff::new(self.patience);
         while self.unfinished.0.load(Ordering::Acquire) != 0 {
             backoff.wait();
@@ -183,20 +209,29 @@ impl Shared {
         }
     }
 
-    /// Claims and runs chunks until none is left; never unwinds.
-    fn work(&self) {
+    /// Claims and runs chunks until none is left, as this thread; never unwinds. All are of one job, since the next
+    /// one begins after the report.
+    fn work(&self, thread: usize) {
         let mut done = 0;
+        let mut span = ("", None);
         while let Some(remaining) = self.claim() {
             // SAFETY: this thread has claimed a chunk that it reports only below, so the job lives and this is it
             // (the invariant, 1 and 2). The reference ends with this turn of the loop.
             let job = unsafe { &*self.job.load(Ordering::Relaxed) };
             let chunk = (job.chunks - remaining) as usize;
+            if done == 0 {
+                span = (job.name, self.begin());
+            }
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.task)(chunk))) {
                 self.keep(panic);
             }
             done += 1;
         }
         if done > 0 {
+            // Before the report: when a job is over, the timeline has all of it.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.end(thread, span.0, span.1))) {
+                self.keep(panic);
+            }
             self.unfinished.0.fetch_sub(done, Ordering::Release);
         }
     }
@@ -218,6 +253,18 @@ impl Shared {
         None
     }
 
+    /// The time, if somebody wants to know it.
+    fn begin(&self) -> Option<Instant> {
+        self.timeline.as_ref().map(|_| Instant::now())
+    }
+
+    /// Tells the timeline what a thread did since `begun`.
+    fn end(&self, thread: usize, name: &'static str, begun: Option<Instant>) {
+        if let (Some(timeline), Some(begun)) = (&self.timeline, begun) {
+            timeline.span(thread, name, begun, Instant::now());
+        }
+    }
+
     fn keep(&self, panic: Box<dyn Any + Send>) {
         let mut first = self.lock_panic();
         if first.is_none() {
@@ -237,7 +284,7 @@ impl Shared {
     fn serve(&self, seat: usize) {
         self.seats.take(seat);
         loop {
-            self.work();
+            self.work(seat + 1);
             let mut backoff = Backoff::new(self.patience);
             while self.remaining.0.load(Ordering::Relaxed) == 0 {
                 if !backoff.wait() {

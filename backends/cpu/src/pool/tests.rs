@@ -7,7 +7,7 @@ use super::*;
 fn each_chunk_once(pool: &Pool, jobs: usize) {
     for job in 0..jobs {
         let counts: Vec<AtomicU32> = (0..job % 97).map(|_| AtomicU32::new(0)).collect();
-        pool.run(counts.len(), &|chunk| {
+        pool.run("test", counts.len(), &|chunk| {
             counts[chunk].fetch_add(1, Ordering::Relaxed);
         });
         assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "job {job}");
@@ -31,7 +31,7 @@ fn many_threads_on_few_cores() {
     // As a user gets it, then all awake and asleep in turn, then all spinning.
     let rude = Patience { spin: Duration::from_micros(5), offer: Duration::from_micros(20) };
     for (patience, wakes) in [(Patience::NONE, 1), (Patience::NONE, threads), (rude, threads)] {
-        let pool = Pool::with_patience(threads, &[], patience, wakes).unwrap();
+        let pool = Pool::with_patience(threads, &[], patience, wakes, None).unwrap();
         each_chunk_once(&pool, JOBS / 4);
     }
 }
@@ -51,7 +51,7 @@ fn workers_take_part() {
     let caller = std::thread::current().id();
     let other = AtomicBool::new(false);
     // The caller holds one chunk until the worker has had the other.
-    pool.run(2, &|_| {
+    pool.run("test", 2, &|_| {
         if std::thread::current().id() != caller {
             other.store(true, Ordering::Release);
         }
@@ -68,7 +68,7 @@ fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
     for _ in 0..5 {
         let done = AtomicUsize::new(0);
         let caught = catch_unwind(AssertUnwindSafe(|| {
-            pool.run(40, &|chunk| {
+            pool.run("test", 40, &|chunk| {
                 assert!(chunk % 10 != 3, "chunk {chunk}");
                 done.fetch_add(1, Ordering::Relaxed);
             });
@@ -88,8 +88,8 @@ fn runs_from_several_threads_and_runs_in_runs() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..JOBS / 20 {
-                    pool.run(5, &|i| {
-                        pool.run(3, &|j| {
+                    pool.run("test", 5, &|i| {
+                        pool.run("test", 3, &|j| {
                             sum.fetch_add(10 * i + j, Ordering::Relaxed);
                         });
                     });
@@ -107,4 +107,44 @@ fn chunks_are_a_few_per_thread() {
     assert_eq!(pool.chunk_len(10, 4), 4);
     assert_eq!(pool.chunk_len(0, 0), 1);
     assert_eq!(Pool::new(1, &[]).unwrap().chunk_len(1000, 4), 1000);
+}
+
+/// What a timeline was told: threads and names.
+#[derive(Default)]
+struct Told(Mutex<Vec<(usize, &'static str)>>);
+
+impl Timeline for Told {
+    fn span(&self, thread: usize, name: &'static str, start: Instant, end: Instant) {
+        assert!(start <= end);
+        self.0.lock().unwrap().push((thread, name));
+    }
+}
+
+#[test]
+fn a_timeline_is_told_once_per_thread_and_job() {
+    let told = Arc::new(Told::default());
+    let pool = Pool::traced(3, &[], Some(told.clone())).unwrap();
+    let take = || {
+        let mut spans = std::mem::take(&mut *told.0.lock().unwrap());
+        spans.sort_unstable();
+        spans
+    };
+    assert_eq!(take(), [(0, "start"), (1, "start"), (2, "start")]);
+    // Each thread holds a chunk until all have one.
+    let begun = AtomicUsize::new(0);
+    pool.run("held", 3, &|_| {
+        begun.fetch_add(1, Ordering::AcqRel);
+        while begun.load(Ordering::Acquire) < 3 {
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(take(), [(0, "held"), (1, "held"), (2, "held")]);
+    pool.run("one", 1, &|_| {});
+    assert_eq!(take(), [(0, "one")]);
+    pool.run("many", 100, &|_| {});
+    let spans = take();
+    assert!(spans.len() <= 3 && spans.iter().all(|(_, name)| *name == "many"), "{spans:?}");
+    // Inside of a job the thread is busy already.
+    pool.run("outer", 2, &|_| pool.run("inner", 2, &|_| {}));
+    assert!(take().iter().all(|(_, name)| *name == "outer"));
 }

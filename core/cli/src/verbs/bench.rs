@@ -1,8 +1,8 @@
 //! `bench`: speed, measured and named as llama-bench does, so that rows of both stand in one table.
 //!
 //! `pp` reads a prompt of random tokens as one batch, `tg` decodes random tokens one by one; both start from an empty
-//! context every time, after one run that warms up (a whole prompt, or one token). Random tokens are the same in every
-//! run of the program.
+//! context every time, or from one of so many tokens, after one run that warms up (a whole prompt, or one token). Random
+//! tokens are the same in every run of the program.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,7 +30,8 @@ const BATCH: usize = 512;
   neuropil bench model.gguf -p 512 -n 128 -r 5 --json
 
 Rows have llama-bench's names and are measured its way: one run to warm up, then -r runs of each test, every one from
-an empty context.")]
+an empty context. The first token of a context is computed with all neurons of a neuron store; with -d the speed is that
+after a prompt.")]
 pub struct Args {
     #[command(flatten)]
     model: ModelFile,
@@ -40,6 +41,9 @@ pub struct Args {
     /// Tokens of the generation test; 0 leaves it out
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128, allow_negative_numbers = true)]
     n_gen: u32,
+    /// Tokens that the context holds before each test; reading them is not measured
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    n_depth: u32,
     /// Runs of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -55,6 +59,7 @@ pub struct Args {
 struct Row {
     n_prompt: usize,
     n_gen: usize,
+    n_depth: usize,
     test_time: String,
     samples_ns: Vec<u64>,
     /// Share of the neurons that were computed, of a neuron store.
@@ -76,11 +81,12 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     }
     let engine = engine::open(&args.model.path, &args.engine)?;
     let mut session = engine.session(engine::session_options(&args.engine))?;
-    let longest = n_prompt.max(n_gen);
+    let depth = args.n_depth as usize;
+    let longest = n_prompt.max(n_gen) + depth;
     if longest > session.context() {
         let context = session.context();
         let reason = format!(
-            "a test of {longest} tokens does not fit the context of {context}; give smaller -p and -n"
+            "a test of {longest} tokens does not fit the context of {context}; give smaller -p, -n and -d"
         );
         return Err(CliError::new(Exit::Prompt, reason));
     }
@@ -94,12 +100,16 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for (index, (n_prompt, n_gen)) in tests.iter().copied().enumerate() {
         let mut tokens = Tokens::new(&engine);
-        let mut row = Row::new(n_prompt, n_gen);
-        test(&mut session, &mut tokens, n_prompt, n_gen.min(1), &mut Vec::new())?;
+        let mut row = Row::new(n_prompt, n_gen, depth);
+        session.truncate(0);
+        if depth > 0 {
+            read(&mut session, &mut tokens, depth)?;
+        }
+        test(&mut session, &mut tokens, (depth, n_prompt, n_gen.min(1)), &mut Vec::new())?;
         let before = engine.storage();
         for run in 0..repetitions {
             let start = Instant::now();
-            test(&mut session, &mut tokens, n_prompt, n_gen, &mut row.latencies)?;
+            test(&mut session, &mut tokens, (depth, n_prompt, n_gen), &mut row.latencies)?;
             row.samples_ns.push(start.elapsed().as_nanos() as u64);
             bar.set((index * repetitions + run + 1) as u64, (tests.len() * repetitions) as u64);
         }
@@ -116,34 +126,43 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     }
     let mut table =
         format!("{} | {} threads | kv {}\n", about.model_type, about.threads, args.engine.kv.name());
-    table += &format!("{:>8} {:>12} {:>10}\n", "test", "tokens/s", "±");
+    table += &format!("{:>12} {:>12} {:>10}\n", "test", "tokens/s", "±");
     for row in &rows {
-        let name = if row.n_prompt > 0 { format!("pp{}", row.n_prompt) } else { format!("tg{}", row.n_gen) };
+        let mut name =
+            if row.n_prompt > 0 { format!("pp{}", row.n_prompt) } else { format!("tg{}", row.n_gen) };
+        if row.n_depth > 0 {
+            name += &format!(" @ d{}", row.n_depth);
+        }
         let rates = row.rates();
-        table += &format!("{name:>8} {:>12.2} {:>10.2}\n", mean(&rates), deviation(&rates));
+        table += &format!("{name:>12} {:>12.2} {:>10.2}\n", mean(&rates), deviation(&rates));
     }
     output::text(&table)
 }
 
-/// Reads `n_prompt` tokens as one batch, then decodes `n_gen` one by one, from an empty context.
+/// Reads tokens as one batch, then decodes some one by one, after the first `depth` of the context.
 fn test(
     session: &mut Session,
     tokens: &mut Tokens,
-    n_prompt: usize,
-    n_gen: usize,
+    (depth, n_prompt, n_gen): (usize, usize, usize),
     latencies: &mut Vec<Duration>,
 ) -> Result<(), CliError> {
-    session.truncate(0);
+    session.truncate(depth);
     if n_prompt > 0 {
-        let prompt: Vec<u32> = (0..n_prompt).map(|i| tokens.next(i == 0)).collect();
-        session.prefill(&prompt)?;
+        read(session, tokens, n_prompt)?;
     }
     for i in 0..n_gen {
         let start = Instant::now();
-        session.decode(tokens.next(n_prompt == 0 && i == 0))?;
+        session.decode(tokens.next(depth + n_prompt + i == 0))?;
         latencies.push(start.elapsed());
     }
     Ok(())
+}
+
+/// Reads `count` tokens as one batch.
+fn read(session: &mut Session, tokens: &mut Tokens, count: usize) -> Result<(), CliError> {
+    let first = session.tokens().is_empty();
+    let prompt: Vec<u32> = (0..count).map(|i| tokens.next(first && i == 0)).collect();
+    Ok(session.prefill(&prompt)?)
 }
 
 /// Random tokens, BOS first where the file asks for it.
@@ -211,9 +230,9 @@ impl About {
 }
 
 impl Row {
-    fn new(n_prompt: usize, n_gen: usize) -> Row {
+    fn new(n_prompt: usize, n_gen: usize, n_depth: usize) -> Row {
         let (samples_ns, latencies) = (Vec::new(), Vec::new());
-        Row { n_prompt, n_gen, test_time: now(), samples_ns, active: None, storage: None, latencies }
+        Row { n_prompt, n_gen, n_depth, test_time: now(), samples_ns, active: None, storage: None, latencies }
     }
 
     fn rates(&self) -> Vec<f64> {
@@ -244,7 +263,7 @@ impl Row {
             "exact": about.exact,
             "n_prompt": self.n_prompt,
             "n_gen": self.n_gen,
-            "n_depth": 0,
+            "n_depth": self.n_depth,
             "test_time": self.test_time,
             "avg_ns": mean(&times) as u64,
             "stddev_ns": deviation(&times) as u64,
@@ -261,9 +280,10 @@ impl Row {
             if let Some(storage) = &self.storage {
                 storage_report::insert(row, storage, tokens, total);
             }
-            // The first token is computed with all neurons.
-            let later =
-                self.latencies.chunks(self.n_gen.max(1)).flat_map(|run| run.get(1..).unwrap_or_default());
+            // The first token of a context is computed with all neurons.
+            let first = usize::from(self.n_depth == 0);
+            let runs = self.latencies.chunks(self.n_gen.max(1));
+            let later = runs.flat_map(|run| run.get(first..).unwrap_or_default());
             let later: Vec<Duration> = later.copied().collect();
             row.extend(latency_json(&later).map(|latency| ("latency_ms".to_owned(), latency)));
             row.extend(memory::peak_bytes().map(|peak| ("peak_bytes".to_owned(), json!(peak))));

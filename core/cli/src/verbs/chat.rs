@@ -92,6 +92,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     if terminal {
         output::say("");
     }
+    args.engine.memory.write_trace(&chat.engine)?;
     // A turn that fails takes none of the answers with it that were there before.
     if args.json && (end.is_ok() || !chat.report.is_empty()) {
         let memory = generation::memory_json(&chat.engine, chat.kv_bytes());

@@ -59,6 +59,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let mut session = engine.session(engine::session_options(&args.engine))?;
     let _watch = interrupts.watch(vec![session.cancel_token()]);
     session.prefill(&tokens)?;
+    args.engine.memory.write_trace(&engine)?;
     let logits = session.logits();
     if logits.iter().any(|logit| logit.is_nan()) {
         let error = CliError::new(Exit::Other, format!("the logits hold NaN; {NAN_CURE}"));

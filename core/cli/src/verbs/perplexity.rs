@@ -92,6 +92,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         bar.set(index as u64 + 1, chunks as u64);
     }
     drop(bar);
+    args.engine.memory.write_trace(&engine)?;
     let mut document = Map::new();
     document.insert("ppl".into(), json!(running.last()));
     document.insert("chunks".into(), json!(chunks));

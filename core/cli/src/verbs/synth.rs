@@ -46,6 +46,9 @@ pub struct Args {
     /// Share of the neurons that fire which predictors find; as many are found for nothing as are missed
     #[arg(long, value_name = "F", default_value_t = 0.95, requires = "rank", allow_negative_numbers = true)]
     recall: f64,
+    /// How unevenly experts are used, from 0 to 4; with 0 the tokens alone decide
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_negative_numbers = true)]
+    skew: f64,
     /// Layers, instead of the shape's own number
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
@@ -107,6 +110,7 @@ fn options(args: &Args) -> Result<SynthOptions, SynthError> {
     options.active = args.active.unwrap_or(options.active);
     options.overlap = args.overlap.unwrap_or(options.overlap);
     options.predictor = args.rank.map(|rank| Predictor { rank: rank as usize, recall: args.recall });
+    options.skew = args.skew;
     options.seed = args.seed;
     options.dtype = synth::type_named(&args.dtype)?;
     Ok(options)
@@ -156,6 +160,9 @@ fn document(
     if let Some(Predictor { rank, recall }) = options.predictor {
         asked.insert("recall".into(), json!(recall));
         asked.insert("rank".into(), json!(rank));
+    }
+    if options.skew > 0.0 {
+        asked.insert("skew".into(), json!(options.skew));
     }
     let found = object(json!({"active": measured.active, "overlap": measured.overlap}));
     let found = with(with(found, "recall", measured.recall), "predicted", measured.predicted);

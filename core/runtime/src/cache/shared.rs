@@ -201,6 +201,13 @@ impl Shared {
         }
     }
 
+    /// Tells which of these slots have all parts, with nothing being read into them.
+    pub fn complete(&self, slots: &[u32], mut tell: impl FnMut(usize)) {
+        let guarded = self.lock();
+        let complete = |slot: &u32| guarded.cache.state(*slot) == (Parts::BOTH, Parts::NONE);
+        slots.iter().enumerate().filter(|(_, slot)| complete(slot)).for_each(|(index, _)| tell(index));
+    }
+
     /// Moves those entries of `pending` to `ready` whose slots have the parts that `wants` names, and into which
     /// nothing else is read; `None` leaves one alone.
     pub fn take_ready(

@@ -1,6 +1,7 @@
 //! From a file and some units to an engine.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -13,6 +14,7 @@ use crate::model::tokenizer::{Tokenizer, Vocabulary};
 use crate::model::{KvType, LoadOptions, Progress, Room, load_model};
 use crate::pipeline::{PipelineOptions, Trace};
 use crate::predict::{Prediction, Predictor};
+use crate::submit::JobTrace;
 
 use super::{Engine, EngineError, Inner};
 
@@ -22,6 +24,7 @@ pub struct EngineBuilder<'a> {
     devices: Vec<Arc<dyn Device>>,
     ops: Option<Arc<dyn HostOps>>,
     load: LoadOptions,
+    verify_every: u32,
     progress: Box<Progress<'a>>,
 }
 
@@ -32,6 +35,7 @@ impl<'a> EngineBuilder<'a> {
             devices: Vec::new(),
             ops: None,
             load: LoadOptions::default(),
+            verify_every: 1,
             progress: Box::new(|_, _| {}),
         }
     }
@@ -151,9 +155,18 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Records what happens when.
+    /// Records what happens when. For lanes of its threads give the record to the backend too, which takes it as a
+    /// [`Timeline`](neuropil_device::Timeline).
     pub fn trace(mut self, trace: Arc<Trace>) -> Self {
         self.load.storage.trace = Some(trace);
+        self
+    }
+
+    /// After how many tokens that are decoded it is checked that nobody has written into the model's files; 1 if this is
+    /// not called. A check takes a microsecond per file. With more, so many tokens may be wrong before the error comes.
+    /// Prompts are checked anyway, and so is the end of each [`Session::generate`](super::Session::generate).
+    pub fn verify_every(mut self, tokens: u32) -> Self {
+        self.verify_every = tokens;
         self
     }
 
@@ -189,8 +202,12 @@ impl<'a> EngineBuilder<'a> {
             };
             (loaded, tokenizer)
         });
+        // What went wrong may have done so because somebody wrote into the file.
+        gguf.unchanged()?;
         let (loaded, tokenizer) = (loaded?, tokenizer?);
         let mut notes = loaded.notes;
+        let devices = || self.devices.iter().cloned().collect();
+        let trace = self.load.storage.trace.map(|trace| JobTrace { trace, devices: devices() });
         notes.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.notes().iter().cloned()));
         Ok(Engine {
             inner: Arc::new(Inner {
@@ -199,7 +216,9 @@ impl<'a> EngineBuilder<'a> {
                 memory: loaded.memory,
                 room: loaded.memory.map(|plan| Arc::new(Room::new(plan, loaded.storage.clone()))),
                 storage: loaded.storage,
-                trace: self.load.storage.trace,
+                trace,
+                verify_every: self.verify_every,
+                unverified: AtomicU32::new(0),
                 weight_bytes: loaded.weight_bytes,
                 prediction: loaded.prediction,
                 thresholds: loaded.thresholds,

@@ -151,6 +151,7 @@ impl Engine {
             }
             last = now;
         }
+        self.verify_rest()?;
         Ok(tasks.into_iter().map(|task| task.into_generation(on_piece)).collect())
     }
 }

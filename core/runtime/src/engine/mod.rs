@@ -11,6 +11,7 @@ mod generate;
 mod session;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,8 +21,9 @@ use crate::gguf::{Gguf, GgufError};
 use crate::model::chat::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::{LOGIT_ROWS, MemoryPlan, Model, ModelSpec, Room, Step};
-use crate::pipeline::{Activity, Scratch, StepTimes, Storage, StorageReport, Trace};
+use crate::pipeline::{Activity, Lane, Scratch, StepTimes, Storage, StorageReport, Trace};
 use crate::predict::{Prediction, SharedObserver, Thresholds};
+use crate::submit::JobTrace;
 
 pub use builder::EngineBuilder;
 pub use error::EngineError;
@@ -52,7 +54,11 @@ struct Inner {
     room: Option<Arc<Room>>,
     /// Where neurons are that are not all in memory.
     storage: Option<Arc<Storage>>,
-    trace: Option<Arc<Trace>>,
+    trace: Option<JobTrace>,
+    /// After how many steps of decode it is checked that the model's files are as they were.
+    verify_every: u32,
+    /// Steps since that was found.
+    unverified: AtomicU32,
     /// Step memory that no step uses at the moment.
     scratch: Mutex<Vec<Scratch>>,
     load_time: Duration,
@@ -161,7 +167,7 @@ impl Engine {
 
     /// The record of what happened when, if one is made.
     pub fn trace(&self) -> Option<&Trace> {
-        self.inner.trace.as_deref()
+        self.inner.trace.as_ref().map(|jobs| &*jobs.trace)
     }
 
     /// Tokens of a prompt that go through the model together.
@@ -182,8 +188,9 @@ impl Engine {
         Session::new(self.clone(), options)
     }
 
-    /// Runs one step with memory that is kept for the next.
-    fn run(&self, mut step: Step<'_>, record: &mut Record) -> Result<(), EngineError> {
+    /// Runs one step with memory that is kept for the next. Whether the model's files are as they were is checked with
+    /// each step of a prompt, and with a step of decode when it is time.
+    fn run(&self, mut step: Step<'_>, prompt: bool, record: &mut Record) -> Result<(), EngineError> {
         let vocab = self.spec().vocab;
         if let Some(token) = step.tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(EngineError::Token { token: *token, vocab });
@@ -196,19 +203,39 @@ impl Engine {
         scratch.times = Default::default();
         scratch.activity.clear();
         scratch.observer = record.observer.clone();
-        scratch.trace = self.inner.trace.clone();
+        let before = self.inner.unverified.fetch_add(1, Ordering::Relaxed);
+        scratch.check_files = prompt || before.saturating_add(1) >= self.inner.verify_every;
+        scratch.jobs.trace = self.inner.trace.clone();
+        scratch.trace = self.inner.trace.as_ref().map(|jobs| jobs.trace.clone());
+        let span = self.trace().map(|trace| trace.span(Lane::Conductor, "step", step.tokens.len()));
         let result = scratch
             .reserve(step.tokens.len(), step.outputs.len().min(LOGIT_ROWS))
             .map_err(EngineError::from)
             .and_then(|()| self.inner.model.forward(&mut step, &mut scratch));
+        drop(span);
         record.times += scratch.times;
         record.activity.merge(&scratch.activity);
         scratch.observer = None;
         if let Some(storage) = &self.inner.storage {
             storage.end_step();
         }
+        let checked = scratch.check_files;
         self.idle_scratch().push(scratch);
+        match &result {
+            Ok(()) if checked => self.inner.unverified.store(0, Ordering::Relaxed),
+            // What could not be read may be missing because the file is not the same any more.
+            Err(EngineError::Device(_) | EngineError::Gguf(_)) => self.inner.gguf.unchanged()?,
+            _ => {}
+        }
         result
+    }
+
+    /// Checks that the model's files are as they were, if there were steps since that was found.
+    fn verify_rest(&self) -> Result<(), EngineError> {
+        if self.inner.unverified.swap(0, Ordering::Relaxed) > 0 {
+            self.inner.gguf.unchanged()?;
+        }
+        Ok(())
     }
 
     fn idle_scratch(&self) -> std::sync::MutexGuard<'_, Vec<Scratch>> {

@@ -164,6 +164,9 @@ impl Session {
     /// [`EngineError::ContextFull`] before any work when they do not fit, [`EngineError::EmptyPrompt`],
     /// [`EngineError::Token`], [`EngineError::Cancelled`]. After an error the session holds the tokens of the chunks
     /// that were done.
+    ///
+    /// [`GgufError::Changed`](crate::gguf::GgufError::Changed) when somebody has written into the model's file: then the
+    /// engine is of no use any more. A file that another one is renamed over is read to the end as it was.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
         self.append(tokens, None)
     }
@@ -265,7 +268,7 @@ impl Session {
                 outputs: &outputs,
                 predict: &predict,
             };
-            self.engine.run(step, &mut self.record)?;
+            self.engine.run(step, true, &mut self.record)?;
             self.cache.commit(first + chunk.len());
             self.tokens.extend_from_slice(chunk);
             if !last {
@@ -377,7 +380,10 @@ impl Engine {
             outputs: &lists.outputs,
             predict: &lists.predict,
         };
-        let result = self.run(step, &mut record);
+        if let Some(storage) = &self.inner.storage {
+            storage.batch(inputs.len());
+        }
+        let result = self.run(step, false, &mut record);
         let first = &mut sessions[*first];
         first.lists = lists;
         first.record = record;

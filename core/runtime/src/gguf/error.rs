@@ -126,6 +126,11 @@ pub enum GgufError {
         "{file}: the tensor \"{tensor}\" ends at byte {end} and the file has {len}; the download is incomplete, download it again"
     )]
     Truncated { file: PathBuf, tensor: String, end: u64, len: u64 },
+    /// Somebody has written to a file that is in use.
+    #[error(
+        "{file}: was changed while in use, so what is read may be of two models; start again, and replace a model by renaming the new file over it"
+    )]
+    Changed { file: PathBuf },
     /// Two tensors share bytes.
     #[error(
         "{file}: the tensor \"{tensor}\" begins at byte {offset}, inside \"{other}\", which ends at {other_end}; the file is damaged"

@@ -15,7 +15,7 @@
 //!
 //! One thing a memory map cannot survive: another program that makes the file shorter while it is open. Replace a
 //! model by renaming a new file over it. Weights that compute are read with [`Gguf::read_into`], where a shrunk
-//! file is an ordinary error.
+//! file is an ordinary error. [`Gguf::unchanged`] tells of a file that was written to.
 
 mod cursor;
 mod encode;
@@ -26,6 +26,7 @@ mod parse;
 mod shard;
 mod split;
 mod staged;
+mod stamp;
 mod tensor;
 mod types;
 mod value;
@@ -39,6 +40,7 @@ use error::shown;
 use shard::Shard;
 
 pub(crate) use shard::read_at;
+pub(crate) use stamp::Stamp;
 
 pub(crate) use cursor::reserve;
 pub use error::GgufError;
@@ -179,6 +181,20 @@ impl Gguf {
         if let Some(shard) = self.shards.get(tensor.shard) {
             shard.release(tensor);
         }
+    }
+
+    /// Whether all files are as they were when they were opened; files that others were renamed over are. What was read
+    /// before this was asked is then of one model.
+    ///
+    /// # Errors
+    /// [`GgufError::Changed`].
+    pub fn unchanged(&self) -> Result<(), GgufError> {
+        self.shards.iter().try_for_each(Shard::unchanged)
+    }
+
+    /// What tells the files from others, in the order of the set.
+    pub(crate) fn stamps(&self) -> impl Iterator<Item = Stamp> {
+        self.shards.iter().map(|shard| shard.stamp)
     }
 
     /// The path of the file that holds the tensor.

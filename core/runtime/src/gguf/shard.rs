@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{GgufError, shown};
 use super::map::Map;
+use super::stamp::Stamp;
 use super::tensor::TensorInfo;
 
 /// A file of the set.
@@ -17,6 +18,8 @@ pub(super) struct Shard {
     pub(super) path: PathBuf,
     file: File,
     map: Map,
+    /// Taken when the file was opened.
+    pub(super) stamp: Stamp,
 }
 
 impl Shard {
@@ -28,8 +31,18 @@ impl Shard {
             return Err(GgufError::NotAFile { file: path.into() });
         }
         let file = File::open(path).map_err(io_error)?;
+        let stamp = Stamp::of(&file).map_err(io_error)?;
         let map = Map::new(&file).map_err(io_error)?;
-        Ok(Shard { path: path.into(), file, map })
+        Ok(Shard { path: path.into(), file, map, stamp })
+    }
+
+    /// Whether nobody has written to the file since it was opened.
+    pub(super) fn unchanged(&self) -> Result<(), GgufError> {
+        match Stamp::of(&self.file) {
+            Ok(stamp) if stamp == self.stamp => Ok(()),
+            Ok(_) => Err(GgufError::Changed { file: self.path.clone() }),
+            Err(source) => Err(GgufError::Io { file: self.path.clone(), source }),
+        }
     }
 
     /// The whole file, mapped.

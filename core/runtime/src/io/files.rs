@@ -9,7 +9,8 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+
+use crate::gguf::Stamp;
 
 use super::IoError;
 
@@ -53,7 +54,7 @@ struct Opened {
     path: PathBuf,
     file: File,
     size: u64,
-    modified: Option<SystemTime>,
+    stamp: Stamp,
 }
 
 impl Files {
@@ -86,11 +87,13 @@ impl Files {
     /// A file whose size or time of change is not what it was when it was opened, if there is one. What was read from
     /// it may be of two versions then.
     pub fn changed(&self) -> Option<&Path> {
-        let changed = |opened: &&Opened| {
-            let now = opened.file.metadata();
-            now.map_or(true, |now| (now.len(), now.modified().ok()) != (opened.size, opened.modified))
-        };
+        let changed = |opened: &&Opened| Stamp::of(&opened.file).map_or(true, |now| now != opened.stamp);
         self.list.iter().find(changed).map(|opened| opened.path.as_path())
+    }
+
+    /// What tells the files from others, as they were when they were opened.
+    pub(crate) fn stamps(&self) -> impl Iterator<Item = Stamp> {
+        self.list.iter().map(|opened| opened.stamp)
     }
 
     /// The files themselves.
@@ -115,7 +118,7 @@ impl Opened {
         std::fs::metadata(path).map_err(error).and_then(regular)?;
         let file = File::open(path).map_err(error)?;
         let metadata = file.metadata().map_err(error).and_then(regular)?;
-        Ok(Opened { path: path.into(), size: metadata.len(), modified: metadata.modified().ok(), file })
+        Ok(Opened { path: path.into(), size: metadata.len(), stamp: Stamp::from(&metadata), file })
     }
 
     /// Makes reads direct and returns the alignment that they need, or leaves the file as it was.

@@ -75,6 +75,14 @@ impl Targets {
             }
         }
     }
+
+    /// Adds those of another read.
+    pub(crate) fn append(&mut self, more: Targets) {
+        match more {
+            Targets::One(target) => self.push(target),
+            Targets::Many(targets) => targets.into_iter().for_each(|target| self.push(target)),
+        }
+    }
 }
 
 impl Default for Targets {

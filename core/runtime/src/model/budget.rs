@@ -54,6 +54,8 @@ pub(crate) struct NeuronPlan {
     pub least: usize,
     /// Slots of a piece of the ring.
     pub piece: usize,
+    /// Neurons that the cache knows as one.
+    pub group: usize,
 }
 
 /// What a plan is made from.
@@ -110,10 +112,11 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>) -> Result<MemoryPlan, ModelError> {
     let least_piece = SLICE.min(most);
     let ring = |piece: usize| (PIECES * piece * slot) as u64;
     // Two whole slices must fit: one that is computed and one that is read.
-    let least_slots = 2 * SLICE.min(most);
+    let group = view.group();
+    let least_slots = 2 * SLICE.min(most.next_multiple_of(group));
     if let Some(slots) = inputs.slots {
-        let cached = slots.max(least_piece);
-        let neurons = NeuronPlan { slot_bytes: slot, cached, least: cached, piece: least_piece };
+        let cached = slots.max(least_piece).next_multiple_of(group);
+        let neurons = NeuronPlan { slot_bytes: slot, cached, least: cached, piece: least_piece, group };
         let prefill_chunk = PREFILL_CHUNKS[0];
         return Ok(MemoryPlan { budget, fixed: resident, prefill_chunk, neurons: Some(neurons) });
     }
@@ -136,8 +139,11 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>) -> Result<MemoryPlan, ModelError> {
     let chunk = PREFILL_CHUNKS.into_iter().find(fits).unwrap_or(smallest_chunk);
     let fixed = fixed(chunk, piece) + ring(piece);
     let left = budget.saturating_sub(fixed + page);
-    let cached = ((left / slot as u64) as usize).min((all / slot as u64) as usize + most);
-    let neurons = Some(NeuronPlan { slot_bytes: slot, cached, least: least_slots, piece });
+    let units = view.store.layers.iter();
+    let all =
+        units.map(|layer| layer.bundles.len() * layer.layout.neurons.next_multiple_of(group)).sum::<usize>();
+    let cached = ((left / slot as u64) as usize).min(all + most) / group * group;
+    let neurons = Some(NeuronPlan { slot_bytes: slot, cached, least: least_slots, piece, group });
     Ok(MemoryPlan { budget, fixed, prefill_chunk: chunk, neurons })
 }
 

@@ -201,13 +201,17 @@ impl Frame {
         Ok(())
     }
 
-    /// Logits of the rows that were asked for, a few at a time.
+    /// Logits of the rows that were asked for, a few at a time. All that the step reads from the file is here by then:
+    /// nobody gets logits that another file had a part in.
     pub(crate) fn logits(
         &self,
         step: &mut Step<'_>,
         scratch: &mut Scratch,
         lap: &mut Lap,
     ) -> Result<(), EngineError> {
+        if scratch.check_files {
+            self.gguf.unchanged()?;
+        }
         let ModelSpec { width, norm_eps, vocab, .. } = self.spec;
         for outputs in step.outputs.chunks(LOGIT_ROWS) {
             {

@@ -20,6 +20,11 @@ use super::{ModelError, ModelSpec};
 /// Bytes of bundles that are read at a time.
 const CHUNK: usize = 1 << 20;
 
+/// Bytes of a group of neurons that the cache knows as one, at most, and how many they are at most: from some hundred
+/// KiB on reads are as fast as they get.
+const GROUP_BYTES: usize = 256 << 10;
+const MOST_GROUPED: usize = 64;
+
 /// A store's layers, and how its neurons are chosen.
 pub(crate) struct StoreView {
     pub store: Store,
@@ -91,6 +96,24 @@ impl StoreView {
     /// Whether gates lie in memory as whole matrices, and slots hold the other two rows alone.
     pub(crate) fn gate_apart(&self) -> bool {
         matches!(self.prediction, Prediction::Gate | Prediction::Threshold)
+    }
+
+    /// Whether the gates of experts lie in memory, those of all for the few that a token uses.
+    pub(crate) fn keeps_idle_gates(&self) -> bool {
+        let gates = matches!(self.prediction, Prediction::Gate | Prediction::Gate4);
+        gates && self.store.layers.iter().any(|layer| layer.bundles.len() > 1)
+    }
+
+    /// Neurons that a cache knows as one: 1, but for experts whose neurons nobody chooses from as many as are read well
+    /// together.
+    pub(crate) fn group(&self) -> usize {
+        let layers = &self.store.layers;
+        if self.prediction != Prediction::Off || layers.iter().all(|layer| layer.bundles.len() == 1) {
+            return 1;
+        }
+        let stride = layers.iter().map(|layer| layer.layout.stride).max().unwrap_or(1);
+        let fits = (GROUP_BYTES / stride.max(1)).clamp(1, MOST_GROUPED);
+        1 << fits.ilog2()
     }
 
     /// How neurons are chosen.

@@ -6,19 +6,19 @@ use neuropil_device::quant::SLICE;
 use neuropil_device::{Arena, DType};
 
 use crate::cache::{Cache, Eviction, Odds, Window};
-use crate::gguf::Gguf;
-use crate::io::{IoChoice, IoEngine, open};
+use crate::gguf::{Gguf, GgufError};
+use crate::io::{Files, IoChoice, IoEngine, open_files};
 use crate::pipeline::{PIECES, PipelineOptions, Storage, StorageParts, Trace, Unit};
 use crate::predict::Prediction;
-use crate::store::StoreLayer;
+use crate::store::{BATCHES, StoreLayer};
 
 use super::ModelError;
 use super::budget::NeuronPlan;
 use super::load::Progress;
 use super::load_neurons::StoreView;
 
-/// Makes an eviction policy; it is given the frequency with which each neuron fires, over all units, or nothing where the
-/// file has none.
+/// Makes an eviction policy; it is given the frequency with which each neuron (or each group of neurons that the cache
+/// knows as one) fires, over all units, or nothing where the file has none.
 pub type MakeEviction = Arc<dyn Fn(&[f32]) -> Box<dyn Eviction> + Send + Sync>;
 
 /// Makes an engine that reads the store's files, which it is given.
@@ -42,13 +42,16 @@ pub(crate) struct StorageOptions {
     pub trace: Option<Arc<Trace>>,
 }
 
+/// Largest part of the slots that hold neurons for good.
+const MOST_HOT: f32 = 0.7;
+
 /// Part of the slots that hold neurons for good, those that fire most, when so large a part of all neurons is in memory.
 ///
 /// What stays need not be read when a prompt passes by. It costs hits where slots are few, and next to none where they
 /// are half of the neurons or more (`benches/benches/eviction.rs`).
 fn hot_share(slots: usize, neurons: usize) -> f32 {
     let part = slots as f32 / neurons.max(1) as f32;
-    (1.75 * (part - 0.1)).clamp(0.0, 0.7)
+    (1.75 * (part - 0.1)).clamp(0.0, MOST_HOT)
 }
 
 /// The storage of a store whose neurons are not all in memory, empty yet; `frequencies` are those of [`frequencies`].
@@ -56,13 +59,17 @@ pub(super) fn storage(
     gguf: &Gguf,
     view: &StoreView,
     plan: &NeuronPlan,
-    frequencies: &[f32],
+    frequencies: &Frequencies,
     options: &StorageOptions,
 ) -> Result<Arc<Storage>, ModelError> {
     let paths: Vec<_> = gguf.paths().collect();
     let engine = match &options.make_io {
         Some(make) => make(&paths)?,
-        None => open(&options.io, &paths)?,
+        None => {
+            let files = Files::open(&paths)?;
+            same(gguf, &files)?;
+            open_files(&options.io, Arc::new(files))?
+        }
     };
     let all_pass = passes_by(view);
     let count = view.store.layers.len();
@@ -76,13 +83,13 @@ pub(super) fn storage(
             units.push(Unit { file: tensor.shard, offset: tensor.offset, layout: layer.layout, next });
         }
     }
-    let neurons: Vec<usize> = units.iter().map(|unit| unit.layout.neurons).collect();
+    let groups: Vec<usize> = units.iter().map(|unit| unit.layout.neurons.div_ceil(plan.group)).collect();
     let policy: Box<dyn Eviction> = match &options.eviction {
         _ if !options.pipeline.cache => Box::new(Window::new(0)),
-        Some(make) => make(frequencies),
-        None => Box::new(Odds::new(frequencies)),
+        Some(make) => make(&frequencies[0]),
+        None => Box::new(Odds::new(&frequencies[0])),
     };
-    let cache = Cache::new(&neurons, plan.cached, policy)?;
+    let cache = Cache::new(&groups, plan.cached / plan.group, policy)?;
     let slots = plan.cached + PIECES * plan.piece;
     let arena = Arena::new(slots, plan.slot_bytes, 64).map_err(|_| ModelError::OutOfMemory {
         what: "neurons".into(),
@@ -96,6 +103,7 @@ pub(super) fn storage(
         engine,
         options: options.pipeline,
         gate_apart: view.gate_apart(),
+        group: plan.group,
         trace: options.trace.clone(),
     };
     let failed = |source| ModelError::Weight { name: "neurons".into(), source };
@@ -103,33 +111,66 @@ pub(super) fn storage(
     Ok(Arc::new(storage))
 }
 
+/// Files are opened by path a second time, for reads past the page cache: they must be those whose header was read.
+fn same(gguf: &Gguf, files: &Files) -> Result<(), GgufError> {
+    let mut both = gguf.paths().zip(gguf.stamps().zip(files.stamps()));
+    match both.find(|(_, (header, data))| header != data) {
+        Some((file, _)) => Err(GgufError::Changed { file: file.into() }),
+        None => Ok(()),
+    }
+}
+
 /// Reads the neurons that are there from the start: those that fire most, as many as there is room for.
 pub(super) fn fill(
     storage: &Storage,
     view: &StoreView,
-    frequencies: &[f32],
+    frequencies: Frequencies,
     options: &StorageOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), ModelError> {
     if options.cold || !options.pipeline.cache {
         return Ok(());
     }
+    let group = storage.group();
     let layers = view.store.layers.iter();
-    let neurons: Vec<usize> =
-        layers.flat_map(|layer| layer.bundles.iter().map(|_| layer.layout.neurons)).collect();
-    let room = storage.room();
+    let groups: Vec<usize> =
+        layers.flat_map(|layer| layer.bundles.iter().map(|_| layer.layout.neurons.div_ceil(group))).collect();
+    let room = storage.room() / group;
     let (first, hot) = if passes_by(view) {
-        let first = slices_of_each(&neurons, room);
-        (first.clone(), first)
+        let first = slices_of_each(&groups, room);
+        (first.clone(), vec![first; BATCHES.len()])
+    } else if group > 1 {
+        // Which experts a text needs, it shows itself; none stays for good.
+        (most_frequent(&groups, &frequencies[0], room), Vec::new())
     } else {
-        let share = hot_share(room, neurons.iter().sum());
-        // A slice of any unit must fit beside those that stay.
-        let most = room.saturating_sub(SLICE.min(neurons.iter().copied().max().unwrap_or(0)));
-        let hot = ((room as f32 * options.hot_share.unwrap_or(share)) as usize).min(most);
-        (most_frequent(&neurons, frequencies, room), most_frequent(&neurons, frequencies, hot))
+        let share = options.hot_share.unwrap_or_else(|| hot_share(room, groups.iter().sum()));
+        let hot = hot_sizes(&groups, &frequencies, room, share);
+        (most_frequent(&groups, &frequencies[0], room), hot)
     };
+    // Their memory is for neurons now.
+    drop(frequencies);
     let failed = |source| ModelError::Weight { name: "neurons".into(), source };
-    storage.fill(&first, &hot, progress).map_err(failed)
+    storage.fill(&first, hot, progress).map_err(failed)
+}
+
+/// How many neurons of each unit stay, for each batch size: a part `share` of the room for single tokens; for more of
+/// them all that fire at least as often as those, and at most [`MOST_HOT`] of the room.
+fn hot_sizes(neurons: &[usize], frequencies: &Frequencies, room: usize, share: f32) -> Vec<Vec<usize>> {
+    let part = |share: f32| (room as f32 * share) as usize;
+    let single = most_frequent(neurons, &frequencies[0], part(share));
+    let starts = neurons.iter().scan(0, |start, count| {
+        *start += count;
+        Some(*start - count)
+    });
+    let rarest = starts.zip(&single).filter(|(_, hot)| **hot > 0);
+    let rarest = rarest.filter_map(|(start, hot)| frequencies[0].get(start + hot - 1).copied());
+    let Some(cut) = rarest.reduce(f32::min) else { return vec![single; BATCHES.len()] };
+    let sizes = frequencies.iter().enumerate().map(|(batch, of)| {
+        let often = of.iter().filter(|frequency| **frequency >= cut).count();
+        let most = part(share.max(MOST_HOT));
+        if batch == 0 { single.clone() } else { most_frequent(neurons, of, often.min(most)) }
+    });
+    sizes.collect()
 }
 
 /// Whether each token takes all neurons of each layer, in order.
@@ -137,26 +178,44 @@ fn passes_by(view: &StoreView) -> bool {
     view.prediction() == Prediction::Off && view.store.layers.iter().all(|layer| layer.bundles.len() == 1)
 }
 
-/// How often each neuron fires, unit after unit; empty if the file does not say.
-pub(super) fn frequencies(gguf: &Gguf, layers: &[StoreLayer]) -> Result<Vec<f32>, ModelError> {
-    let mut all = Vec::new();
+/// How often each neuron fires, unit after unit, in steps of each of [`BATCHES`]; empty if the file does not say.
+pub(super) type Frequencies = [Vec<f32>; BATCHES.len()];
+
+/// The frequencies that a file has. Those of groups are the mean over the unit: an expert's neurons are used together.
+pub(super) fn frequencies(
+    gguf: &Gguf,
+    layers: &[StoreLayer],
+    group: usize,
+) -> Result<Frequencies, ModelError> {
+    let mut all = Frequencies::default();
     for (index, layer) in layers.iter().enumerate() {
-        let Some(tensor) = gguf.tensor(&format!("blk.{index}.ffn_count")) else { return Ok(Vec::new()) };
-        if tensor.dtype != Some(DType::F32) {
-            return Ok(Vec::new());
-        }
+        let counted = gguf.tensor(&format!("blk.{index}.ffn_count"));
+        let Some(tensor) = counted.filter(|tensor| tensor.dtype == Some(DType::F32)) else {
+            return Ok(Frequencies::default());
+        };
         let neurons = layer.layout.neurons;
-        let per_expert = tensor.bytes as usize / layer.bundles.len().max(1);
-        for expert in 0..layer.bundles.len() {
-            let bytes = 4 * neurons;
-            let out_of_memory =
-                |_| ModelError::OutOfMemory { what: tensor.name.clone(), bytes: bytes as u64 };
-            let mut row = Vec::new();
-            row.try_reserve_exact(bytes).map_err(out_of_memory)?;
-            row.resize(bytes, 0);
-            gguf.read_part(tensor, (expert * per_expert) as u64, &mut row)?;
-            all.try_reserve(neurons).map_err(out_of_memory)?;
-            all.extend(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        let per_expert = tensor.bytes / layer.bundles.len().max(1) as u64;
+        let bytes = 4 * neurons;
+        let out_of_memory = |_| ModelError::OutOfMemory { what: tensor.name.clone(), bytes: bytes as u64 };
+        let mut row = Vec::new();
+        row.try_reserve_exact(bytes).map_err(out_of_memory)?;
+        row.resize(bytes, 0);
+        for expert in 0..layer.bundles.len() as u64 {
+            for (batch, of) in all.iter_mut().enumerate() {
+                gguf.read_part(tensor, expert * per_expert + (batch * bytes) as u64, &mut row)?;
+                let values = row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                of.try_reserve(neurons).map_err(out_of_memory)?;
+                if group > 1 {
+                    let mean = values.sum::<f32>() / neurons.max(1) as f32;
+                    of.extend((0..neurons.div_ceil(group)).map(|_| mean));
+                } else {
+                    // Neurons lie in the order of the first row; the others may stray from it.
+                    of.extend(values.scan(f32::INFINITY, |least, value| {
+                        *least = least.min(value);
+                        Some(*least)
+                    }));
+                }
+            }
         }
     }
     Ok(all)
@@ -219,6 +278,24 @@ fn slices_of_each(neurons: &[usize], room: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neurons_are_read_from_the_file_whose_header_was_read() {
+        let path = std::env::temp_dir().join(format!("neuropil-same-{}.gguf", std::process::id()));
+        // A header of version 3 that announces nothing.
+        let empty = [&b"GGUF\x03\0\0\0"[..], &[0; 24]].concat();
+        std::fs::write(&path, &empty).unwrap();
+        let gguf = Gguf::open_header(&path).unwrap();
+        assert!(same(&gguf, &Files::open(&[&path]).unwrap()).is_ok());
+        let other = path.with_extension("other");
+        std::fs::write(&other, &empty).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        let error = same(&gguf, &Files::open(&[&path]).unwrap());
+        assert!(matches!(error, Err(GgufError::Changed { file }) if file == path));
+        // The one that is open has only lost its name.
+        assert!(gguf.unchanged().is_ok());
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn the_room_goes_to_those_that_fire_most() {

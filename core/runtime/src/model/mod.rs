@@ -169,19 +169,22 @@ pub(crate) fn load_model(
     progress: &mut Progress<'_>,
 ) -> Result<Loaded, ModelError> {
     let Checked { spec, notes } = check(gguf)?;
+    let auto = options.prediction == Prediction::Auto;
     let (store, memory) = match planned(gguf, &spec, options, options.prediction) {
         // What decides may itself be too large: then nobody decides, which costs time and changes no bit of a ReLU model.
-        Err(ModelError::Budget { .. }) if options.prediction == Prediction::Auto => {
+        Err(ModelError::Budget { .. }) if auto => planned(gguf, &spec, options, Prediction::Off)?,
+        // Gates of experts that few tokens use would take the room of whole experts that many do.
+        Ok((Some(store), Some(memory))) if auto && store.keeps_idle_gates() && memory.neurons.is_some() => {
             planned(gguf, &spec, options, Prediction::Off)?
         }
         planned => planned?,
     };
     let prediction = store.as_ref().map_or(Prediction::Off, |store| store.prediction());
     let thresholds = store.as_ref().map(|store| store.thresholds().clone()).unwrap_or_default();
-    let mut frequencies = Vec::new();
+    let mut frequencies = Default::default();
     let storage = match (&store, memory.and_then(|plan| plan.neurons)) {
         (Some(view), Some(neurons)) => {
-            frequencies = load_storage::frequencies(gguf, &view.store.layers)?;
+            frequencies = load_storage::frequencies(gguf, &view.store.layers, neurons.group)?;
             Some(load_storage::storage(gguf, view, &neurons, &frequencies, &options.storage)?)
         }
         _ => None,
@@ -195,7 +198,7 @@ pub(crate) fn load_model(
     };
     let weight_bytes = loader.weight_bytes;
     if let (Some(storage), Some(view)) = (&storage, &store) {
-        load_storage::fill(storage, view, &frequencies, &options.storage, progress)?;
+        load_storage::fill(storage, view, frequencies, &options.storage, progress)?;
     }
     Ok(Loaded { model, weight_bytes, notes, prediction, thresholds, memory, storage })
 }

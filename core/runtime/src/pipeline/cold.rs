@@ -11,9 +11,7 @@
 use std::time::Instant;
 
 use neuropil_device::quant::SLICE;
-use neuropil_device::{
-    Activation, Buffer, ClusterJob, ClusterWeights, Device, DeviceError, ReadLease, Stage,
-};
+use neuropil_device::{Activation, Buffer, ClusterJob, Device, DeviceError, ReadLease, Stage};
 
 use crate::cache::{Acquired, Parts};
 use crate::io::Read;
@@ -226,6 +224,11 @@ impl ClusterRun {
             self.missed += self.acquired.load.len() + self.acquired.joined.len();
             self.slots.extend_from_slice(&self.acquired.slots);
             self.states.resize(end, state);
+            if state == State::Gate {
+                // What is here as a whole needs no second phase.
+                let states = &mut self.states[start..];
+                storage.cache.complete(&self.acquired.slots, |index| states[index] = State::Bundle);
+            }
             self.pending.extend(start as u32..end as u32);
             self.taken += 1;
         }
@@ -428,11 +431,7 @@ impl ClusterRun {
             stage,
             tokens,
             activation: call.activation,
-            weights: ClusterWeights::Bundles {
-                layout: call.storage.slot(call.unit),
-                slots: call.storage.arena.pin(slots)?,
-                positions: positions.read()?,
-            },
+            weights: call.storage.weights(call.unit, slots, &positions)?,
             x: call.input.h.read()?,
             hidden: Some(part.write()?),
             y: if down { Some(call.input.y.write()?) } else { None },

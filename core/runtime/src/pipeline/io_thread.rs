@@ -4,6 +4,7 @@
 //! so one thread owns the engine. Who computes leaves reads in its inbox and wakes it; what arrives it reports to the
 //! cache or the ring, a batch at a time. It sleeps whenever nothing is to be done.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -51,6 +52,8 @@ impl Source {
 /// Who is told of what arrived.
 pub(super) struct Sink {
     pub cache: Arc<Shared>,
+    /// Slots of an entry of the cache.
+    pub group: usize,
     pub ring: Arc<Arrivals>,
 }
 
@@ -168,6 +171,7 @@ impl Common {
 
 fn serve(mut engine: Box<dyn IoEngine>, common: &Common, sink: Sink, trace: Option<&Trace>) {
     let (mut reads, mut done, mut loaded) = (Vec::new(), Vec::new(), Vec::new());
+    let group = sink.group;
     loop {
         {
             let mut inbox = common.inbox();
@@ -194,8 +198,9 @@ fn serve(mut engine: Box<dyn IoEngine>, common: &Common, sink: Sink, trace: Opti
                 // Which neurons it was for is not known any more, nor may what they would go to be written to.
                 _ if targets.is_empty() && !ok => sink.give_up(),
                 Source::Neurons(parts) => {
-                    let slots = targets.iter().flat_map(|target| target.to.slots());
-                    loaded.extend(slots.map(|slot| (slot as u32, parts, ok)));
+                    let entries = |slots: Range<usize>| slots.start / group..slots.end.div_ceil(group);
+                    let entries = targets.iter().flat_map(|target| entries(target.to.slots()));
+                    loaded.extend(entries.map(|entry| (entry as u32, parts, ok)));
                     // The leases end before anybody is told.
                     drop(targets);
                 }

@@ -13,12 +13,14 @@ use crate::predict::SharedObserver;
 use crate::submit::Jobs;
 
 mod activity;
+mod blocks;
 mod cold;
 mod experts;
 mod io_thread;
 mod neuron_scratch;
 mod neurons;
 mod report;
+mod residency;
 mod ring;
 mod storage;
 mod stream;
@@ -32,6 +34,7 @@ pub use report::StorageReport;
 pub(crate) use ring::PIECES;
 pub use storage::PipelineOptions;
 pub(crate) use storage::{Storage, StorageParts, Unit};
+pub(crate) use trace::Span;
 pub use trace::{Lane, Trace};
 
 /// Asks a generation to stop; clones are the same switch. Seen within one layer.
@@ -128,6 +131,8 @@ pub(crate) struct Scratch {
     pub observer: Option<SharedObserver>,
     /// Told what happens when.
     pub trace: Option<Arc<Trace>>,
+    /// Whether the step ends with a look whether the model's files are as they were.
+    pub check_files: bool,
     /// A row of the embedding.
     pub row: Vec<u8>,
     /// (cos, sin) of each row and pair.
@@ -164,6 +169,7 @@ impl Scratch {
             activity: Activity::default(),
             observer: None,
             trace: None,
+            check_files: true,
             row: Vec::new(),
             rope: Vec::new(),
             times: StepTimes::default(),

@@ -1,10 +1,13 @@
 //! What feed-forwards of single neurons read, write and work with, kept from layer to layer and step to step.
 
+use std::ops::Range;
+
 use neuropil_device::{Buffer, DeviceError};
 
 use crate::predict::{Marks, PredictMemory, grow};
 
 use super::Scratch;
+use super::blocks::BlockRun;
 use super::cold::ClusterRun;
 use super::storage::PrefetchScratch;
 use super::stream::StreamScratch;
@@ -50,6 +53,8 @@ pub(crate) struct NeuronScratch {
     pub sum: Buffer,
     /// Runs that nobody uses at the moment.
     pub runs: Vec<ClusterRun>,
+    /// Runs of whole experts that nobody uses at the moment.
+    pub blocks: Vec<BlockRun>,
     /// Marks that nobody uses at the moment.
     pub marks: Vec<Marks>,
     /// Gates of lists that nobody uses at the moment.
@@ -73,6 +78,7 @@ impl NeuronScratch {
             h: empty.clone(),
             sum: empty,
             runs: Vec::new(),
+            blocks: Vec::new(),
             marks: Vec::new(),
             gates: Vec::new(),
             stream: StreamScratch::new()?,
@@ -85,7 +91,8 @@ impl NeuronScratch {
         let buffers =
             [&self.positions, &self.gate, &self.hidden, &self.h, &self.sum].into_iter().chain(&self.gates);
         let runs = self.runs.iter().map(ClusterRun::bytes).sum::<usize>();
-        buffers.map(|b| b.len()).sum::<usize>() + self.predict.bytes() + runs + self.stream.bytes()
+        let blocks = self.blocks.iter().map(BlockRun::bytes).sum::<usize>();
+        buffers.map(|b| b.len()).sum::<usize>() + self.predict.bytes() + runs + blocks + self.stream.bytes()
     }
 
     /// A run that nobody uses.
@@ -106,4 +113,14 @@ impl NeuronScratch {
 /// neurons than any before allocates nothing.
 pub(super) fn room(buffer: &mut Buffer, len: usize, most: usize) -> Result<&Buffer, DeviceError> {
     if buffer.len() < 4 * len { grow(buffer, most) } else { Ok(buffer) }
+}
+
+/// Writes the numbers of a range, U32, to a buffer that takes as many.
+pub(super) fn count_up(buffer: &mut Buffer, range: Range<usize>) -> Result<&Buffer, DeviceError> {
+    let buffer = grow(buffer, range.len())?;
+    let mut numbers = buffer.write()?;
+    let places = numbers.slice_mut::<u32>().iter_mut();
+    places.zip(range.start as u32..range.end as u32).for_each(|(place, number)| *place = number);
+    drop(numbers);
+    Ok(buffer)
 }

@@ -18,6 +18,7 @@ use crate::predict::{Centred, GateSeen, PredictCall, Predictor, PredictorInput, 
 use crate::submit::{Jobs, Placed};
 
 use super::Scratch;
+use super::blocks::BlockRun;
 use super::cold::{Call, ClusterRun};
 use super::neuron_scratch::{FfnInput, NeuronScratch, room};
 use super::storage::Storage;
@@ -66,6 +67,8 @@ pub(crate) enum Decision {
 /// What was decided about a feed-forward; the neurons are in the run.
 pub(crate) struct Decided {
     run: ClusterRun,
+    /// Instead of `run`, where the expert is computed as a whole.
+    block: Option<BlockRun>,
     activation: Activation,
     /// Whether all neurons are computed.
     all: bool,
@@ -78,7 +81,10 @@ pub(crate) struct Decided {
 impl Decided {
     /// Whether another feed-forward may begin to read: all that this one needs is taken into use.
     pub(crate) fn leaves_room(&self) -> bool {
-        !self.begun || self.run.is_whole()
+        match &self.block {
+            Some(block) => block.is_whole(),
+            None => !self.begun || self.run.is_whole(),
+        }
     }
 }
 
@@ -103,7 +109,7 @@ impl Neurons {
     ) -> Result<Decided, DeviceError> {
         let predicted = input.predict.iter().any(|predict| *predict);
         let run = scratch.neurons.run()?;
-        let mut decided = Decided { run, activation, all: false, begun: false, centred: false };
+        let mut decided = Decided { run, block: None, activation, all: false, begun: false, centred: false };
         let trace = scratch.trace.clone();
         let deciding = span(&trace, Lane::Conductor, "predict", input.tokens);
         match &self.decision {
@@ -126,8 +132,15 @@ impl Neurons {
         if let NeuronWeights::Storage { storage, unit } = &self.weights
             && !self.passes_by(&decided, input.tokens)
         {
-            decided.run.begin(&self.call(storage, *unit, decided.activation, input))?;
-            decided.begun = true;
+            let call = self.call(storage, *unit, decided.activation, input);
+            if storage.group() > 1 {
+                let mut block = scratch.neurons.blocks.pop().map_or_else(BlockRun::new, Ok)?;
+                block.begin(&call)?;
+                decided.block = Some(block);
+            } else {
+                decided.run.begin(&call)?;
+                decided.begun = true;
+            }
         }
         Ok(decided)
     }
@@ -164,7 +177,7 @@ impl Neurons {
             (NeuronWeights::Storage { storage, unit }, Decision::All) if tokens < MANY_TOKENS => {
                 let memory = &mut scratch.neurons;
                 memory.ahead.clear();
-                memory.ahead.extend(0..self.count as u32);
+                memory.ahead.extend(0..storage.groups(*unit) as u32);
                 storage.prefetch(*unit, &memory.ahead, &mut memory.prefetch)
             }
             _ => Ok(()),
@@ -178,8 +191,14 @@ impl Neurons {
 
     /// Gives up what was decided and will not be computed.
     pub(crate) fn abandon(&self, mut decided: Decided, scratch: &mut Scratch) {
-        if let (NeuronWeights::Storage { storage, .. }, true) = (&self.weights, decided.begun) {
-            decided.run.abandon(storage);
+        if let NeuronWeights::Storage { storage, .. } = &self.weights {
+            if decided.begun {
+                decided.run.abandon(storage);
+            }
+            if let Some(mut block) = decided.block.take() {
+                block.abandon(storage);
+                scratch.neurons.blocks.push(block);
+            }
         }
         scratch.neurons.keep(decided.run);
     }
@@ -208,7 +227,7 @@ impl Neurons {
         input: &FfnInput<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), DeviceError> {
-        let Decided { mut run, activation, all, begun, centred } = decided;
+        let Decided { mut run, block, activation, all, begun, centred } = decided;
         let (memory, jobs) = (&mut scratch.neurons, &mut scratch.jobs);
         // A sum of several jobs begins with 0, so it is taken apart from what it is added to.
         let len = input.tokens * self.slot.width;
@@ -218,7 +237,11 @@ impl Neurons {
         let computed = match &self.weights {
             NeuronWeights::Storage { storage, unit } => {
                 let call = self.call(storage, *unit, activation, &own);
-                if begun {
+                if let Some(mut block) = block {
+                    let computed = block.finish(&call, jobs);
+                    memory.blocks.push(block);
+                    computed
+                } else if begun {
                     run.finish(&call, jobs)
                 } else {
                     let gates = run.gates.as_ref();

@@ -4,27 +4,23 @@
 //! thread that reads, and a ring of slots at the end of the arena through which long sequential reads pass. The thread
 //! that computes asks by cluster, never by neuron; it submits reads and goes on with what is here.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use neuropil_device::quant::SLICE;
-use neuropil_device::{Arena, BundleLayout, DeviceError};
+use neuropil_device::{Arena, Buffer, BundleLayout, ClusterWeights, DeviceError};
 
-use crate::cache::{Acquired, Cache, CacheError, Parts, Shared};
-use crate::io::{Bundles, IoEngine, IoError, IoInfo, Read, Rows, Target};
+use crate::cache::{Acquired, Cache, Parts, Shared};
+use crate::io::{Bundles, IoEngine, IoError, IoInfo, Read, Rows, Target, Targets};
 use crate::store::{Layout, Part};
 
 use super::io_thread::{IoThread, Sink, Source};
 use super::report::StorageReport;
+use super::residency::HotSizes;
 use super::ring::Ring;
 use super::trace::{Lane, Trace, span};
 
-/// Neurons that are read together when the cache is filled, and how many such groups are under way.
-const FILLED: usize = 512;
-const FILLS_AHEAD: usize = 8;
 /// Longest read of neurons that lie side by side.
 const LONGEST: usize = 256 << 10;
 
@@ -82,8 +78,11 @@ pub(crate) struct PrefetchScratch {
     reads: Vec<Read>,
 }
 
-/// Gates of which it is remembered how many were on.
+/// Gates of which it is remembered how many were on, and of which it is supposed before any was seen.
 const MOST_COUNTED: u64 = 1 << 16;
+const SUPPOSED: u64 = 64;
+/// After so many feed-forwards without a first phase, what was counted counts half.
+const FORGET: u64 = 4096;
 
 /// Neighbours of a unit that go to neighbouring slots.
 struct Run {
@@ -110,19 +109,23 @@ pub(crate) struct Storage {
     pub arena: Arena,
     /// For long sequential reads.
     pub ring: Ring,
-    units: Vec<Unit>,
+    pub(super) units: Vec<Unit>,
     io: IoThread,
     /// Reads that there were besides those of the thread, because bundles were cut.
     more: Arc<AtomicU64>,
     pub options: PipelineOptions,
     /// Whether slots hold the part `UpDown` alone, because the gates lie apart.
     gate_apart: bool,
+    /// Neurons that the cache knows as one.
+    group: usize,
     /// What reads of a part and of a whole bundle cost.
     costs: ReadCosts,
     pub trace: Option<Arc<Trace>>,
     /// Neurons whose gate was read first, and those that turned out to be on.
     first: AtomicU64,
     live: AtomicU64,
+    /// Feed-forwards for which it did not pay.
+    unused: AtomicU64,
     /// Nanoseconds in which nothing could be computed.
     waited: AtomicU64,
     /// Sliding sums over some feed-forwards: neurons that had to be read, and nanoseconds for which the others kept the
@@ -132,7 +135,9 @@ pub(crate) struct Storage {
     /// Neurons that were read ahead and not yet counted.
     ahead: AtomicU64,
     /// What had been read when loading was done.
-    base: Mutex<StorageReport>,
+    pub(super) base: Mutex<StorageReport>,
+    /// Which neurons stay.
+    pub(super) hot_sizes: Mutex<HotSizes>,
 }
 
 /// What reads of the parts of a bundle take, in nanoseconds.
@@ -165,12 +170,16 @@ pub(crate) struct StorageParts {
     pub engine: Box<dyn IoEngine>,
     pub options: PipelineOptions,
     pub gate_apart: bool,
+    /// Neurons that the cache knows as one, a whole part of a slice: it has an entry for each such group, whose neurons
+    /// lie in neighbouring slots. More than 1 only where slots hold whole bundles.
+    pub group: usize,
     pub trace: Option<Arc<Trace>>,
 }
 
 impl Storage {
     pub(crate) fn new(parts: StorageParts) -> Result<Storage, DeviceError> {
-        let StorageParts { units, cache, arena, cached, mut engine, options, gate_apart, trace } = parts;
+        let StorageParts { units, cache, arena, cached, mut engine, options, gate_apart, group, trace } =
+            parts;
         let costs = units.first().map(|unit| ReadCosts::of(&unit.layout, engine.info(), options.bundle));
         let mut more = Arc::default();
         if !options.bundle {
@@ -180,7 +189,7 @@ impl Storage {
         }
         let cache = Arc::new(Shared::new(cache));
         let ring = Ring::new(cached..arena.slots())?;
-        let sink = Sink { cache: cache.clone(), ring: ring.arrivals() };
+        let sink = Sink { cache: cache.clone(), group, ring: ring.arrivals() };
         Ok(Storage {
             cache,
             ring,
@@ -190,20 +199,33 @@ impl Storage {
             units,
             options,
             gate_apart,
+            group,
             costs: costs.unwrap_or_default(),
             trace,
             first: AtomicU64::new(0),
             live: AtomicU64::new(0),
+            unused: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             ready: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             base: Mutex::default(),
+            hot_sizes: Mutex::default(),
         })
     }
 
     pub(crate) fn unit(&self, unit: usize) -> &Unit {
         &self.units[unit]
+    }
+
+    /// Neurons that the cache knows as one.
+    pub(crate) fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Groups of a unit.
+    pub(crate) fn groups(&self, unit: usize) -> usize {
+        self.units[unit].layout.neurons.div_ceil(self.group)
     }
 
     /// The parts that a slot holds when it is complete.
@@ -221,18 +243,32 @@ impl Storage {
         slot
     }
 
-    /// Whether gates are worth reading first: by what reads cost, and by how many turned out to be on so far.
+    /// What is in these slots, as weights of a job; `positions` are those of the neurons, U32.
+    pub(super) fn weights(
+        &self,
+        unit: usize,
+        slots: Vec<u32>,
+        positions: &Buffer,
+    ) -> Result<ClusterWeights, DeviceError> {
+        let (slots, positions) = (self.arena.pin(slots)?, positions.read()?);
+        Ok(ClusterWeights::Bundles { layout: self.slot(unit), slots, positions })
+    }
+
+    /// Whether gates are worth reading first: by what reads cost, and by how many turned out to be on so far. Where the
+    /// computation hides the reads, to read less is worth nothing, and the second phase comes late.
     pub(crate) fn gate_first(&self) -> bool {
-        if !self.options.two_phase || self.gate_apart {
+        let hidden = self.options.pipeline && !self.is_behind();
+        if !self.options.two_phase || self.gate_apart || hidden {
             return false;
         }
         let (first, live) = (self.first.load(Ordering::Relaxed), self.live.load(Ordering::Relaxed));
         // Before anything is known, half of them.
-        let on = (live + 512) as f64 / (first + 1024) as f64;
+        let on = (live + SUPPOSED / 2) as f64 / (first + SUPPOSED) as f64;
         let pays = self.costs.gate + on * self.costs.up_down < self.costs.both;
-        if !pays && live > 0 {
+        if !pays && self.unused.fetch_add(1, Ordering::Relaxed) % FORGET == FORGET - 1 {
             // Nothing is counted while it is off, so what was counted is slowly forgotten, and it is tried again.
-            self.live.store(live - 1, Ordering::Relaxed);
+            self.first.store(first / 2, Ordering::Relaxed);
+            self.live.store(live / 2, Ordering::Relaxed);
         }
         pays
     }
@@ -248,7 +284,7 @@ impl Storage {
         older(&self.live, live, old);
     }
 
-    /// Starts to read neurons that will probably be needed; nobody waits for them.
+    /// Starts to read neurons, or groups, that will probably be needed; nobody waits for them.
     ///
     /// # Errors
     /// As [`Storage::load`].
@@ -259,7 +295,7 @@ impl Storage {
         scratch: &mut PrefetchScratch,
     ) -> Result<(), DeviceError> {
         // A small cache would lose what it needs now.
-        if LEAST_PREFETCH_SLOTS * positions.len() > self.arena.slots() {
+        if LEAST_PREFETCH_SLOTS * positions.len() * self.group > self.arena.slots() {
             return Ok(());
         }
         let PrefetchScratch { absent, acquired, reads } = scratch;
@@ -285,8 +321,8 @@ impl Storage {
         average(&self.ready, ready.as_nanos() as u64);
     }
 
-    /// Starts to read what an acquisition must load: `positions` and `slots` are those that it was made for. After an
-    /// error nothing of it is being read.
+    /// Starts to read what an acquisition must load: `positions`, of neurons or groups, are those that it was made for.
+    /// After an error nothing of it is being read.
     ///
     /// # Errors
     /// [`DeviceError::Leased`] when a slot that must be free is in use, which is a fault of the cache.
@@ -325,47 +361,68 @@ impl Storage {
                 Parts::UP_DOWN => Part::UpDown,
                 _ => Part::Both,
             };
-            let range = of.layout.bundle(position as usize, part);
+            // A group is whole bundles, one after the other.
+            let (first, slot) = (position as usize * self.group, slot as usize * self.group);
+            let count = self.group.min(of.layout.neurons - first);
+            let range = match part {
+                Part::Both => of.layout.run(first..first + count),
+                part => of.layout.bundle(first, part),
+            };
             let at = if part == Part::UpDown && !self.gate_apart { of.layout.gate_bytes } else { 0 };
             let (offset, len) = (of.offset + range.start, (range.end - range.start) as usize);
-            let slot = slot as usize;
             // Neurons that lie side by side are one read, and where their slots do too, it needs no copy.
             let follows = |run: &Run| run.parts == *parts && run.end() == offset && run.len + len <= LONGEST;
             match &mut run {
-                Some(run) if follows(run) && run.slots.end == slot && len == self.arena.stride() => {
-                    run.slots.end += 1;
+                Some(run) if follows(run) && run.slots.end == slot && len == count * self.arena.stride() => {
+                    run.slots.end += count;
                     run.len += len;
                 }
                 last => {
                     let joined = last.as_ref().is_some_and(follows);
-                    if let Some(run) =
-                        last.replace(Run { parts: *parts, offset, len, slots: slot..slot + 1, at, joined })
-                    {
-                        self.push(of.file, run, reads)?;
+                    let next = Run { parts: *parts, offset, len, slots: slot..slot + count, at, joined };
+                    if let Some(run) = last.replace(next) {
+                        self.push(of, run, reads)?;
                     }
                 }
             }
         }
-        run.map_or(Ok(()), |run| self.push(of.file, run, reads))
+        run.map_or(Ok(()), |run| self.push(of, run, reads))
     }
 
-    /// Adds a run to the reads: as a target of the last one if it joins it.
-    fn push(&self, file: usize, run: Run, reads: &mut Vec<Read>) -> Result<(), DeviceError> {
+    /// Adds a run to the reads: to the targets of the last one if it joins it.
+    fn push(&self, of: &Unit, run: Run, reads: &mut Vec<Read>) -> Result<(), DeviceError> {
         let Run { parts, offset, len, slots, at, joined } = run;
-        let to =
-            if slots.len() == 1 { self.arena.write(slots.start)? } else { self.arena.write_run(slots)? };
-        match reads.last_mut().filter(|_| joined) {
-            Some(read) if read.len + len <= LONGEST => {
-                let from = read.len;
+        let last = reads.last_mut().filter(|read| joined && read.len + len <= LONGEST);
+        let from = last.as_ref().map_or(0, |read| read.len);
+        let count = slots.len();
+        let targets: Targets = if count == 1 {
+            Target { to: self.arena.write(slots.start)?, at, from, len }.into()
+        } else if len == count * self.arena.stride() {
+            Target { to: self.arena.write_run(slots)?, at, from, len }.into()
+        } else {
+            // Slots are longer than these bundles.
+            self.each(slots, from, 0..of.layout.stride)?
+        };
+        match last {
+            Some(read) => {
                 read.len += len;
-                read.targets.push(Target { to, at, from, len });
+                read.targets.append(targets);
             }
-            _ => {
-                let targets = Target { to, at, from: 0, len }.into();
-                reads.push(Read { tag: Source::Neurons(parts).tag(), file, offset, len, targets });
+            None => {
+                reads.push(Read { tag: Source::Neurons(parts).tag(), file: of.file, offset, len, targets })
             }
         }
         Ok(())
+    }
+
+    /// A target for each slot: the bytes `of` each bundle, which lie one after the other from byte `from` of the read on.
+    fn each(&self, slots: Range<usize>, from: usize, of: Range<usize>) -> Result<Targets, DeviceError> {
+        let mut targets = Vec::with_capacity(slots.len());
+        for (index, slot) in slots.enumerate() {
+            let to = self.arena.write(slot)?;
+            targets.push(Target { to, at: 0, from: from + index * of.end + of.start, len: of.len() });
+        }
+        Ok(targets.into())
     }
 
     /// Starts to read the bundles at some positions into a piece of the ring, slot after slot.
@@ -388,15 +445,11 @@ impl Storage {
             let range = of.layout.run(start..end);
             let slot = first + start - positions.start;
             let len = (range.end - range.start) as usize;
+            let slots = slot..slot + end - start;
             let targets = if straight {
-                Target::whole(self.arena.write_run(slot..slot + end - start)?, len).into()
+                Target::whole(self.arena.write_run(slots)?, len).into()
             } else {
-                let mut targets = Vec::new();
-                for index in 0..end - start {
-                    let to = self.arena.write(slot + index)?;
-                    targets.push(Target { to, at: 0, from: index * stride + from, len: stride - from });
-                }
-                targets.into()
+                self.each(slots, 0, from..stride)?
             };
             let offset = of.offset + range.start;
             reads.push(Read { tag: Source::Ring(piece).tag(), file: of.file, offset, len, targets });
@@ -404,82 +457,6 @@ impl Storage {
         self.ring.expect(piece, reads.len());
         self.io.submit(reads);
         Ok(())
-    }
-
-    /// Slots of the cache.
-    pub(crate) fn room(&self) -> usize {
-        self.cache.counters().slots
-    }
-
-    /// Changes how many slots the cache has, and gives the memory of the others back.
-    ///
-    /// # Errors
-    /// When slots that would go are in use.
-    pub(crate) fn resize(&self, slots: usize) -> Result<(), CacheError> {
-        let before = self.room();
-        let (hot, most) = (self.hot(), slots.saturating_sub(SLICE));
-        if hot > most {
-            // A slice of any unit must fit beside those that stay.
-            for unit in 0..self.units.len() {
-                self.cache.set_hot(unit, self.cache.hot(unit) * most / hot);
-            }
-        }
-        if slots != before {
-            self.cache.resize(slots)?;
-        }
-        if slots < before {
-            // A slot that cannot be given back now stays allocated: that costs memory, not answers.
-            let _ = self.arena.discard(slots..before);
-        }
-        Ok(())
-    }
-
-    /// Reads the first neurons of each unit, `first` of them, of which the first `hot` stay. Told how many bytes of how
-    /// many are there.
-    ///
-    /// # Errors
-    /// Those of reading.
-    pub(crate) fn fill(
-        &self,
-        first: &[usize],
-        hot: &[usize],
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), DeviceError> {
-        let bytes = |unit: usize, count: usize| (count * self.units[unit].layout.stride) as u64;
-        let total = first.iter().enumerate().map(|(unit, count)| bytes(unit, *count)).sum();
-        let (mut acquired, mut reads, mut positions) = (Acquired::default(), Vec::new(), Vec::new());
-        let (mut done, mut pending) = (0, VecDeque::new());
-        for (unit, count) in first.iter().enumerate() {
-            self.cache.set_hot(unit, hot[unit]);
-            for start in (0..*count).step_by(FILLED) {
-                let end = (*count).min(start + FILLED);
-                positions.clear();
-                positions.extend(start as u32..end as u32);
-                let got = self.cache.acquire(unit, &positions, self.whole(), &mut acquired);
-                self.load(unit, &positions[..got], &acquired, &mut reads)?;
-                pending.push_back((acquired.slots.clone(), bytes(unit, got)));
-                if pending.len() > FILLS_AHEAD {
-                    done += self.filled(pending.pop_front())?;
-                    progress(done, total);
-                }
-            }
-        }
-        while !pending.is_empty() {
-            done += self.filled(pending.pop_front())?;
-            progress(done, total);
-        }
-        let base = self.report();
-        *self.base.lock().unwrap_or_else(PoisonError::into_inner) = base;
-        Ok(())
-    }
-
-    /// Waits for neurons that were acquired, and gives them back.
-    fn filled(&self, pending: Option<(Vec<u32>, u64)>) -> Result<u64, DeviceError> {
-        let Some((slots, bytes)) = pending else { return Ok(0) };
-        let wanted = slots.iter().map(|slot| (*slot, self.whole()));
-        let ready = self.cache.wait_ready(wanted, usize::MAX);
-        self.cache.release(&slots);
-        if ready { Ok(bytes) } else { Err(self.failure()) }
     }
 
     /// The error of the last read that failed.
@@ -494,11 +471,6 @@ impl Storage {
         let result = wait();
         self.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         result
-    }
-
-    /// Neurons that stay in memory.
-    pub(crate) fn hot(&self) -> usize {
-        (0..self.units.len()).map(|unit| self.cache.hot(unit)).sum()
     }
 
     /// A step ended.

@@ -2,13 +2,14 @@
 //! sparsity (PowerInfer-2 section 4.1.1).
 
 use neuropil_device::quant::SLICE;
-use neuropil_device::{Buffer, ClusterJob, ClusterWeights, DeviceError, Stage};
+use neuropil_device::{Buffer, ClusterJob, DeviceError, Stage};
 
 use crate::io::Read;
 use crate::predict::grow;
 use crate::submit::Jobs;
 
 use super::cold::{Call, ClusterRun};
+use super::neuron_scratch::count_up;
 use super::ring::{Key, PIECES};
 use super::storage::Storage;
 use super::trace::{Lane, span};
@@ -157,13 +158,10 @@ fn compute(
     let storage = call.storage;
     let tokens = call.input.tokens;
     let slot = |position: usize| (storage.ring.slots(piece).start + position - first) as u32;
-    let positions = grow(&mut scratch.positions, end - first)?.clone();
     let mut slots = storage.arena.take_list();
     let hidden = match chosen {
         None => {
-            let mut positions = positions.write()?;
-            let positions = positions.slice_mut::<u32>().iter_mut();
-            positions.zip(first as u32..end as u32).for_each(|(to, position)| *to = position);
+            count_up(&mut scratch.positions, first..end)?;
             slots.extend((first..end).map(slot));
             None
         }
@@ -171,6 +169,7 @@ fn compute(
             let of = list.partition_point(|p| (*p as usize) < first)
                 ..list.partition_point(|p| (*p as usize) < end);
             let part = grow(&mut scratch.part, tokens * of.len())?.clone();
+            let positions = grow(&mut scratch.positions, end - first)?;
             let (mut positions, gates) = (positions.write()?, gates.read()?);
             positions.slice_mut::<u32>()[..of.len()].copy_from_slice(&list[of.clone()]);
             slots.extend(list[of.clone()].iter().map(|position| slot(*position as usize)));
@@ -191,11 +190,7 @@ fn compute(
         stage,
         tokens,
         activation: call.activation,
-        weights: ClusterWeights::Bundles {
-            layout: storage.slot(call.unit),
-            slots: storage.arena.pin(slots)?,
-            positions: positions.read()?,
-        },
+        weights: storage.weights(call.unit, slots, &scratch.positions)?,
         x: call.input.h.read()?,
         hidden: hidden.map(|part| part.write()).transpose()?,
         y: Some(call.input.y.write()?),

@@ -1,11 +1,14 @@
 //! What happened when, for people to look at: `--trace` writes it in the format of Chrome's and Perfetto's viewers.
 //!
-//! Events are of whole jobs and batches of reads, a few hundred per token, never of single neurons. Without a trace a
-//! span costs one comparison.
+//! Lanes are the conductor, the reading thread, each unit, and each thread of the CPU's pool. Events are of whole jobs
+//! and batches of reads, some hundreds per token and lane, never of single neurons. Without a trace a span costs one
+//! comparison.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+
+use neuropil_device::Timeline;
 
 /// Most events that are kept: an hour of them would not be looked at.
 const MOST: usize = 1 << 20;
@@ -17,8 +20,10 @@ pub enum Lane {
     Conductor,
     /// The thread that reads.
     Io,
-    /// Work of a device, by its place in the list of devices.
+    /// Jobs of a device from submission to completion, by its place in the list of devices.
     Device(u16),
+    /// A thread that computes, by its number in the pool; 0 is the one that submits.
+    Compute(u16),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +64,13 @@ impl Trace {
         Span { trace: self, lane, name, start: self.now(), count }
     }
 
+    fn push(&self, event: Event) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if events.len() < MOST {
+            events.push(event);
+        }
+    }
+
     fn now(&self) -> u64 {
         self.begin.elapsed().as_nanos() as u64
     }
@@ -90,7 +102,7 @@ impl Trace {
                 event.lane.id(),
                 event.name,
                 micros(event.start),
-                micros(event.end - event.start),
+                micros(event.end.saturating_sub(event.start)),
                 event.count
             );
         }
@@ -101,12 +113,22 @@ impl Trace {
     }
 }
 
+/// For the backend whose threads are the [`Lane::Compute`]s.
+impl Timeline for Trace {
+    fn span(&self, thread: usize, name: &'static str, start: Instant, end: Instant) {
+        let nanos = |time: Instant| time.saturating_duration_since(self.begin).as_nanos() as u64;
+        let lane = Lane::Compute(u16::try_from(thread).unwrap_or(u16::MAX));
+        self.push(Event { lane, name, start: nanos(start), end: nanos(end), count: 1 });
+    }
+}
+
 impl Lane {
     fn id(self) -> u32 {
         match self {
             Lane::Conductor => 1,
             Lane::Io => 2,
             Lane::Device(index) => 3 + u32::from(index),
+            Lane::Compute(thread) => 0x2_0000 + u32::from(thread),
         }
     }
 
@@ -115,6 +137,7 @@ impl Lane {
             Lane::Conductor => "conductor".into(),
             Lane::Io => "I/O".into(),
             Lane::Device(index) => format!("device {index}"),
+            Lane::Compute(thread) => format!("compute {thread}"),
         }
     }
 }
@@ -122,11 +145,8 @@ impl Lane {
 impl Drop for Span<'_> {
     fn drop(&mut self) {
         let end = self.trace.now();
-        let mut events = self.trace.events.lock().unwrap_or_else(PoisonError::into_inner);
-        if events.len() < MOST {
-            let Span { lane, name, start, count, .. } = *self;
-            events.push(Event { lane, name, start, end, count });
-        }
+        let Span { lane, name, start, count, .. } = *self;
+        self.trace.push(Event { lane, name, start, end, count });
     }
 }
 
@@ -155,5 +175,32 @@ mod tests {
         let events = json["traceEvents"].as_array().unwrap();
         let named = |name: &str| events.iter().filter(|event| event["name"] == name).count();
         assert_eq!((named("thread_name"), named("submit"), named("ffn")), (2, 1, 1));
+    }
+
+    #[test]
+    fn each_thread_has_a_lane_and_its_times() {
+        let before = Instant::now();
+        let record = Trace::default();
+        let start = Instant::now();
+        let end = start + std::time::Duration::from_micros(1500);
+        let timeline: &dyn Timeline = &record;
+        timeline.span(0, "start", before, start);
+        timeline.span(1, "matmul", start, end);
+        timeline.span(1, "down", end, end);
+        timeline.span(usize::MAX, "far", end, end);
+        let json: serde_json::Value = serde_json::from_str(&record.json()).unwrap();
+        let events = json["traceEvents"].as_array().unwrap();
+        let event = |name: &str| events.iter().find(|event| event["name"] == name).unwrap();
+        let lane = |name: &str| {
+            let mut lanes = events.iter().filter(|event| event["ph"] == "M");
+            let lane = lanes.find(|lane| lane["tid"] == event(name)["tid"]).unwrap();
+            lane["args"]["name"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(lane("start"), "compute 0");
+        assert_eq!((lane("matmul"), lane("down")), ("compute 1".into(), "compute 1".into()));
+        assert_eq!(lane("far"), "compute 65535");
+        // What began before the record begins with it.
+        assert_eq!(event("start")["ts"].as_f64(), Some(0.0));
+        assert_eq!(event("matmul")["dur"].as_f64(), Some(1500.0));
     }
 }

@@ -43,6 +43,9 @@ pub const TYPES: [DType; 3] = [DType::Q4_0, DType::Q8_0, DType::F16];
 /// The least rank of a predictor: a block for its threshold, and one pair of blocks for each part of the stream.
 pub const LEAST_RANK: usize = 224;
 
+/// The greatest skew of experts: beyond it, a token's own choice is all but gone.
+pub const MOST_SKEW: f64 = 4.0;
+
 /// Predictors of `fc2 · relu(fc1 · x)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Predictor {
@@ -65,6 +68,9 @@ pub struct SynthOptions {
     pub overlap: f64,
     /// Predictors, if there are to be some.
     pub predictor: Option<Predictor>,
+    /// How unevenly experts are used: deviation of what a router adds for the expert alone, in deviations of what it adds
+    /// for the token. From 0 to [`MOST_SKEW`]; 0 in shapes without experts.
+    pub skew: f64,
     /// Same seed, same bytes.
     pub seed: u64,
     /// The type of all large matrices.
@@ -75,7 +81,8 @@ impl SynthOptions {
     /// What `preset` says for `shape`.
     pub fn new(shape: Shape, preset: Preset) -> SynthOptions {
         let (active, overlap) = (preset.active, preset.overlap);
-        SynthOptions { shape, preset, active, overlap, predictor: None, seed: 1, dtype: DType::Q4_0 }
+        let dtype = DType::Q4_0;
+        SynthOptions { shape, preset, active, overlap, predictor: None, skew: 0.0, seed: 1, dtype }
     }
 }
 
@@ -103,7 +110,7 @@ impl Synth {
     /// # Errors
     /// [`SynthError::Range`] and its like, naming what is out of range and what is in it.
     pub fn new(options: SynthOptions) -> Result<Synth, SynthError> {
-        let SynthOptions { shape, predictor, dtype, .. } = &options;
+        let SynthOptions { shape, predictor, skew, dtype, .. } = &options;
         let range =
             |what, found: usize, wanted: String| SynthError::Range { what, found: found as f64, wanted };
         let least = shape.first_rotating() + 1;
@@ -116,6 +123,11 @@ impl Synth {
             let wanted = format!("a multiple of 32 from {LEAST_RANK} to {}", 4 * shape.width);
             return Err(range("the predictor's rank", *rank, wanted));
         }
+        let most = if shape.experts.is_some() { MOST_SKEW } else { 0.0 };
+        if !(0.0..=most).contains(skew) {
+            let wanted = format!("0 to {most} for {}", shape.name);
+            return Err(SynthError::Range { what: "the skew of experts", found: *skew, wanted });
+        }
         let layout = Layout::choose(shape.width, shape.neurons, *dtype, *dtype)?;
         let weights = weights(&options)?;
         Ok(Synth { options, layout, weights })
@@ -127,13 +139,16 @@ impl Synth {
     }
 
     fn made_by(&self) -> String {
-        let SynthOptions { shape, preset, active, overlap, predictor, seed, .. } = &self.options;
+        let SynthOptions { shape, preset, active, overlap, predictor, skew, seed, .. } = &self.options;
         let mut text = format!(
             "shape={} preset={} active={active} overlap={overlap} seed={seed}",
             shape.name, preset.name
         );
         if let Some(Predictor { rank, recall }) = predictor {
             text += &format!(" rank={rank} recall={recall}");
+        }
+        if *skew > 0.0 {
+            text += &format!(" skew={skew}");
         }
         text
     }
@@ -182,7 +197,7 @@ impl Synth {
 
 /// Turns what is asked for into what makes it.
 fn weights(options: &SynthOptions) -> Result<Weights, SynthError> {
-    let SynthOptions { shape, preset, active, overlap, predictor, seed, .. } = options;
+    let SynthOptions { shape, preset, active, overlap, predictor, skew, seed, .. } = options;
     let drelu = shape.activation.kind == ActivationKind::Drelu;
     let firing = Firing::new(preset, *active, shape.layers, drelu)?;
     let cosine = firing.cosine(*overlap)?;
@@ -193,7 +208,7 @@ fn weights(options: &SynthOptions) -> Result<Weights, SynthError> {
     // Of the rows of the first layer, the first block is for the threshold, and two make a column.
     let seen = predictor.map(|(p, correlation)| ((p.rank - 32) / 2, correlation * correlation));
     let stream = Stream::new(shape, preset, cosine, seen);
-    Ok(Weights::new(*shape, (stream, firing), predictor, *seed))
+    Ok(Weights::new(*shape, (stream, firing), predictor, *skew, *seed))
 }
 
 /// Refuses a file that the disk has no room for.
@@ -238,6 +253,9 @@ mod tests {
         for recall in [0.0, 1.0, f64::NAN] {
             let text = refused(|o| o.predictor = Some(Predictor { rank: 256, recall }));
             assert!(text.contains("the recall is"), "{text}");
+        }
+        for skew in [-0.1, 4.1, f64::NAN, 0.5] {
+            assert!(refused(|o| o.skew = skew).contains("skew of experts"), "{skew}");
         }
         assert!(refused(|o| o.shape.layers = 0).contains("1 to 1000"));
         assert!(type_named("q4_k").unwrap_err().to_string().contains("q4_0 q8_0 f16"));

@@ -29,6 +29,7 @@ mod tag {
     pub(super) const ROUTER: u64 = 6;
     pub(super) const ORDER: u64 = 7;
     pub(super) const PROMPT: u64 = 8;
+    pub(super) const POPULAR: u64 = 9;
 }
 
 /// BOS is marked by this share of the constant, one code of a block whose largest is the constant.
@@ -83,6 +84,7 @@ pub(super) struct Weights {
     pub(super) predictor: Option<Predictor>,
     stream: Stream,
     firing: Firing,
+    skew: f64,
     seed: u64,
     /// Of the layers in the first group of distributions, and of the others.
     groups: [Group; 2],
@@ -99,6 +101,7 @@ impl Weights {
         shape: Shape,
         (stream, firing): (Stream, Firing),
         predictor: Option<(Predictor, f64)>,
+        skew: f64,
         seed: u64,
     ) -> Weights {
         let drelu = shape.activation.kind == ActivationKind::Drelu;
@@ -124,7 +127,7 @@ impl Weights {
         let neuron_layers = (0..shape.layers).collect();
         let seen = stream.seen();
         let correlation = correlation.unwrap_or(0.0);
-        Weights { shape, predictor, stream, firing, seed, groups, seen, correlation, neuron_layers }
+        Weights { shape, predictor, stream, firing, skew, seed, groups, seen, correlation, neuron_layers }
     }
 
     /// A cut of the model: attention of its first layers, and the neurons of some layers.
@@ -355,17 +358,20 @@ impl Weights {
     /// A row of a router.
     pub(super) fn router(&self, layer: usize, expert: usize, row: &mut Row) {
         row.reset(self.shape.width);
-        self.random(tag::ROUTER, self.neuron_layers[layer], expert, 1, ROUTER * self.unit(), row);
+        let number = self.neuron_layers[layer];
+        self.random(tag::ROUTER, number, expert, 1, ROUTER * self.unit(), row);
+        if self.skew > 0.0 {
+            // With the constant of the stream this is the same for all tokens.
+            let experts = self.shape.expert_count();
+            let rank = shuffled(self.key(tag::POPULAR, number, 0).row(0), experts)[expert];
+            let popular = threshold((f64::from(rank) + 0.5) / experts as f64);
+            row.set_value(0, (self.skew * ROUTER * popular / constant(&self.shape)) as f32);
+        }
     }
 
     /// Where the neurons of a layer stood before they were sorted.
     pub(super) fn order(&self, layer: usize, expert: usize) -> Vec<i32> {
-        let key = self.key(tag::ORDER, self.neuron_layers[layer], expert).row(0);
-        let mut order: Vec<i32> = (0..self.shape.neurons as i32).collect();
-        for i in (1..order.len()).rev() {
-            order.swap(i, key.below(i, i + 1));
-        }
-        order
+        shuffled(self.key(tag::ORDER, self.neuron_layers[layer], expert).row(0), self.shape.neurons)
     }
 
     /// How often the neurons of a layer fire, for a batch of so many tokens.
@@ -395,6 +401,15 @@ impl Weights {
             row.set_block(block, block_codes(key, block), scale);
         }
     }
+}
+
+/// The numbers up to `count`, shuffled.
+fn shuffled(key: Key, count: usize) -> Vec<i32> {
+    let mut order: Vec<i32> = (0..count as i32).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, key.below(i, i + 1));
+    }
+    order
 }
 
 /// What the key of BOS holds in its pair, large enough for a half to be exact.
