@@ -7,8 +7,12 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Which members a member may depend on; dev-dependencies aside. A new crate needs a line.
-const ALLOWED: [(&str, &[&str]); 4] = [
+const ALLOWED: [(&str, &[&str]); 8] = [
     ("neuropil-device", &[]),
+    ("neuropil-plugin-abi", &[]),
+    ("neuropil-plugin-host", &["neuropil-device", "neuropil-plugin-abi"]),
+    ("neuropil-plugin-sdk", &["neuropil-plugin-abi"]),
+    ("neuropil-sim-npu", &["neuropil-plugin-sdk"]),
     ("neuropil-cpu", &["neuropil-device"]),
     ("neuropil", &["neuropil-device"]),
     ("neuropil-cli", &["neuropil", "neuropil-device", "neuropil-cpu"]),
@@ -21,7 +25,7 @@ const TOP: [&str; 3] = ["neuropil-cli", "neuropil-tests", "neuropil-benches"];
 const REFUSED: [&str; 5] = ["tokio", "async-std", "smol", "hyper", "reqwest"];
 
 /// Files and folders whose code may be unsafe.
-const UNSAFE_CODE: [&str; 10] = [
+const UNSAFE_CODE: [&str; 13] = [
     "core/device/src/arena.rs",
     "core/device/src/bytes.rs",
     "core/runtime/src/gguf/map.rs",
@@ -29,6 +33,9 @@ const UNSAFE_CODE: [&str; 10] = [
     "backends/cpu/src/arch/",
     "backends/cpu/src/mem.rs",
     "backends/cpu/src/pool/",
+    "plugins/abi/src/",
+    "plugins/host/src/border/",
+    "plugins/sdk/src/border/",
     "tests/loom/tests/shared.rs",
     "tests/src/counting_alloc.rs",
     "benches/src/loops/",
