@@ -7,6 +7,7 @@ pub mod counting_alloc;
 pub mod device_fixture;
 pub mod gguf_writer;
 pub mod mock;
+pub mod plugins;
 pub mod real;
 pub mod reference;
 pub mod reference_device;

@@ -7,15 +7,30 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Which members a member may depend on; dev-dependencies aside. A new crate needs a line.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: &[(&str, &[&str])] = &[
     ("neuropil-device", &[]),
     ("neuropil-plugin-abi", &[]),
     ("neuropil-plugin-host", &["neuropil-device", "neuropil-plugin-abi"]),
     ("neuropil-plugin-sdk", &["neuropil-plugin-abi"]),
+    ("neuropil-plugin-conformance", &["neuropil-device", "neuropil-plugin-abi"]),
+    ("neuropil-plugin-template", &["neuropil-plugin-sdk"]),
+    ("neuropil-nnapi-shim", &[]),
     ("neuropil-sim-npu", &["neuropil-plugin-sdk"]),
+    ("neuropil-nnapi", &["neuropil-plugin-sdk"]),
+    ("neuropil-openvino", &["neuropil-plugin-sdk"]),
+    ("neuropil-qnn", &["neuropil-plugin-sdk"]),
     ("neuropil-cpu", &["neuropil-device"]),
     ("neuropil", &["neuropil-device"]),
-    ("neuropil-cli", &["neuropil", "neuropil-device", "neuropil-cpu"]),
+    (
+        "neuropil-cli",
+        &[
+            "neuropil",
+            "neuropil-device",
+            "neuropil-cpu",
+            "neuropil-plugin-host",
+            "neuropil-plugin-conformance",
+        ],
+    ),
 ];
 
 /// Members that wire everything and that nothing depends on.
@@ -25,7 +40,7 @@ const TOP: [&str; 3] = ["neuropil-cli", "neuropil-tests", "neuropil-benches"];
 const REFUSED: [&str; 5] = ["tokio", "async-std", "smol", "hyper", "reqwest"];
 
 /// Files and folders whose code may be unsafe.
-const UNSAFE_CODE: [&str; 13] = [
+const UNSAFE_CODE: &[&str] = &[
     "core/device/src/arena.rs",
     "core/device/src/bytes.rs",
     "core/runtime/src/gguf/map.rs",
@@ -35,7 +50,26 @@ const UNSAFE_CODE: [&str; 13] = [
     "backends/cpu/src/pool/",
     "plugins/abi/src/",
     "plugins/host/src/border/",
+    "plugins/conformance/src/raw/",
+    "plugins/openvino/src/library.rs",
+    "plugins/openvino/src/runtime.rs",
+    "plugins/nnapi/src/library.rs",
+    "plugins/nnapi/src/memory.rs",
+    "plugins/nnapi/src/runtime.rs",
+    "plugins/nnapi/tests/shim/kit.rs",
+    "plugins/nnapi-shim/src/c/",
+    "plugins/nnapi-shim/src/control.rs",
+    "plugins/nnapi-shim/src/memory.rs",
+    "plugins/nnapi-shim/src/operand.rs",
+    "plugins/nnapi-shim/src/run.rs",
+    "plugins/nnapi-shim/src/world.rs",
+    "plugins/nnapi-shim/tests/",
     "plugins/sdk/src/border/",
+    "plugins/qnn/src/graph.rs",
+    "plugins/qnn/src/library.rs",
+    "plugins/qnn/src/memory.rs",
+    "plugins/qnn/src/power.rs",
+    "plugins/qnn/src/runtime.rs",
     "tests/loom/tests/shared.rs",
     "tests/src/counting_alloc.rs",
     "benches/src/loops/",

@@ -8,8 +8,12 @@ use std::path::Path;
 
 use neuropil::model::sampler::{SamplerOptions, log_sum_exp};
 use neuropil::model::tokenizer::EncodeOptions;
+use neuropil::sched::Placement;
 use neuropil::{Engine, GenerateOptions, KvType, Session, SessionOptions};
 use neuropil_cpu::{CpuBackend, CpuOptions};
+use neuropil_device::Backend;
+use neuropil_plugin_host::PluginBackend;
+use neuropil_tests::plugins;
 use neuropil_tests::real::smollm2;
 use serde_json::Value;
 
@@ -51,9 +55,20 @@ fn token_ids() {
     }
 }
 
-/// Compares first logits and greedy tokens; steps whose gap is below `near` may go either way.
+/// Compares first logits and 64 greedy tokens; steps whose gap is below `near` may go either way.
 fn compare(engine: &Engine, kv: KvType, near: f64, log_p: f64) {
-    for case in cases(GREEDY) {
+    compare_cases(engine, kv, 64, (near, log_p), |_| true);
+}
+
+/// Compares `count` tokens of the cases whose prompt is `taken`.
+fn compare_cases(
+    engine: &Engine,
+    kv: KvType,
+    count: usize,
+    (near, log_p): (f64, f64),
+    taken: impl Fn(&[u32]) -> bool,
+) {
+    for case in cases(GREEDY).into_iter().filter(|case| taken(&ids(&case["prompt_ids"]))) {
         let name = &case["name"];
         let mut session = session(engine, kv);
         session.prefill(&ids(&case["prompt_ids"])).unwrap();
@@ -63,7 +78,7 @@ fn compare(engine: &Engine, kv: KvType, near: f64, log_p: f64) {
         let got = f64::from(logits[top[0].as_u64().unwrap() as usize]) - log_sum_exp(logits);
         assert!((got - want).abs() < log_p, "{name}: log p {got} instead of {want}");
         let options = GenerateOptions {
-            max_tokens: Some(64),
+            max_tokens: Some(count),
             sampler: SamplerOptions::greedy(),
             ignore_eos: true,
             ..GenerateOptions::default()
@@ -71,8 +86,28 @@ fn compare(engine: &Engine, kv: KvType, near: f64, log_p: f64) {
         let got = session.generate(&options, &mut |_| std::ops::ControlFlow::Continue(())).unwrap().tokens;
         let want = ids(&case["greedy"]);
         let gaps = case["gap"].as_array().unwrap();
-        let sure = gaps.iter().take_while(|gap| gap.as_f64().unwrap() >= near).count();
+        let sure = gaps.iter().take(count).take_while(|gap| gap.as_f64().unwrap() >= near).count();
         assert_eq!(got[..sure], want[..sure], "{name}: the first {sure} tokens are certain");
+    }
+}
+
+#[test]
+fn greedy_tokens_on_units_made_from_the_templates() {
+    let Some(path) = smollm2() else { return };
+    let dir = neuropil_tests::temp::TempDir::new();
+    for library in
+        [plugins::template_c(dir.path()), Some(plugins::template_rust(dir.path()))].into_iter().flatten()
+    {
+        let backend = PluginBackend::load(&library, "").unwrap();
+        let cpu = CpuBackend::new(CpuOptions::default()).unwrap();
+        let builder = Engine::builder(&path).device(backend.open(0).unwrap()).backend(&cpu).unwrap();
+        let engine = builder.strict(true).build().unwrap();
+        // They are made to be read, not to be fast: prompts of more than a step of decode, and few tokens.
+        compare_cases(&engine, KvType::F16, 3, (0.2, 0.2), |prompt| (9..24).contains(&prompt.len()));
+        let on_unit = |placement: &&Placement| placement.unit == engine.devices()[0].info().name;
+        let placements = engine.placements();
+        let placed: Vec<_> = placements.iter().filter(on_unit).collect();
+        assert!(placed.iter().any(|p| p.op == "ffn q4_1" && p.weights == 30), "{placements:?}");
     }
 }
 

@@ -14,7 +14,8 @@ use neuropil::predict::Prediction;
 use crate::budget::MemoryFlags;
 use crate::error::EXIT_CODES;
 use crate::verbs::{
-    bench, calibrate, chat, convert, demo, devices, inspect, logits, perplexity, run, synth, tokenize, verify,
+    bench, calibrate, chat, convert, demo, devices, inspect, logits, perplexity, plugin, run, synth,
+    tokenize, verify,
 };
 
 /// Most threads that may be asked for.
@@ -63,6 +64,8 @@ pub enum Verb {
     Synth(Box<synth::Args>),
     /// List the compute units and what they can do
     Devices(devices::Args),
+    /// Test plugins, which bring compute units of their own
+    Plugin(plugin::Args),
 }
 
 /// How the model runs.
@@ -80,9 +83,13 @@ pub struct EngineFlags {
     /// Precision of the cache of keys and values
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv: Kv,
-    /// Units to run on, in order of preference
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "cpu")]
+    /// Units to run on, in order of preference: cpu, or plugin:PATH?key=value&key=value for a library that drives another
+    /// unit; the processor takes what they do not
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "cpu", value_parser = unit)]
     pub device: Vec<Unit>,
+    /// Stop when a unit that was named cannot be used or fails, instead of going on without it
+    #[arg(long)]
+    pub strict: bool,
     /// How the neurons of a neuron store are chosen in decode
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub predict: Predict,
@@ -165,10 +172,28 @@ impl Predict {
 }
 
 /// The units that `--device` knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// The processor
     Cpu,
+    /// The unit that a plugin drives, or those of all plugins in a folder
+    Plugin {
+        /// The library or folder.
+        path: PathBuf,
+        /// `key=value&key=value`.
+        options: String,
+    },
+}
+
+/// Reads a unit's name.
+pub fn unit(text: &str) -> Result<Unit, String> {
+    if text == "cpu" {
+        return Ok(Unit::Cpu);
+    }
+    let plugin = text.strip_prefix("plugin:").filter(|rest| !rest.is_empty() && !rest.starts_with('?'));
+    let plugin = plugin.ok_or("it must be cpu or plugin:PATH, as in plugin:./libmy_npu.so?key=value")?;
+    let (path, options) = plugin.split_once('?').unwrap_or((plugin, ""));
+    Ok(Unit::Plugin { path: path.into(), options: options.into() })
 }
 
 /// How a raw text becomes tokens.
@@ -360,6 +385,8 @@ mod tests {
             ["--repeat-last-n", "-2"],
             ["--kv", "q4_0"],
             ["--device", "wgpu"],
+            ["--device", "plugin:"],
+            ["--device", "cpu,plugin:?a=b"],
             ["--stop", ""],
             ["--samples", "0"],
             ["--memory", "lots"],

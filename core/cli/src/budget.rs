@@ -56,11 +56,11 @@ pub struct MemoryFlags {
     /// Perfetto show
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// After how many tokens to check that nobody has written into the model's files; prompts and the end of an answer
-    /// are checked anyway
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub verify_every: u32,
+    /// Compute every N-th block of neurons that another unit computed on the processor too, and compare; and check after
+    /// every N tokens that nobody has written into the model's files. Default: no block, for products of units are
+    /// checked in a cheaper way, and the files after every token
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub verify_every: Option<u32>,
     /// Where models that are fetched and stores that models are turned into are kept; default: neuropil in the user's cache directory
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
@@ -134,13 +134,15 @@ impl MemoryFlags {
     /// Tells the builder.
     pub fn apply<'a>(&self, builder: EngineBuilder<'a>) -> EngineBuilder<'a> {
         let flash = self.policy == Policy::LlmFlash;
-        let mut builder =
-            builder.io(self.io.clone()).verify_every(self.verify_every).pipeline(PipelineOptions {
-                bundle: !self.no_bundle,
-                cache: !self.no_cache,
-                pipeline: !self.no_pipeline && !flash,
-                two_phase: !self.no_two_phase && !flash,
-            });
+        let mut builder = builder.io(self.io.clone()).pipeline(PipelineOptions {
+            bundle: !self.no_bundle,
+            cache: !self.no_cache,
+            pipeline: !self.no_pipeline && !flash,
+            two_phase: !self.no_two_phase && !flash,
+        });
+        if let Some(every) = self.verify_every {
+            builder = builder.verify_every(every).cross_check(every);
+        }
         if self.policy == Policy::Mmap {
             return builder.mapped(true).prediction(Prediction::Off);
         }

@@ -9,12 +9,14 @@ use neuropil::gguf::Gguf;
 use neuropil::model::ModelError;
 use neuropil::model::tokenizer::{EncodeOptions, Tokenizer};
 use neuropil::pipeline::Trace;
+use neuropil::sched::UnitEvent;
 use neuropil_cpu::{CpuBackend, CpuOptions};
 use neuropil_device::Timeline;
 
-use crate::args::{EngineFlags, TextFlags, Unit};
+use crate::args::{EngineFlags, TextFlags};
 use crate::error::{CliError, Exit};
 use crate::progress::Bar;
+use crate::units::Units;
 use crate::{memory, output};
 
 /// Most bytes of a text that are read; the tokenizer takes no more.
@@ -51,11 +53,9 @@ fn open_within(model: &Path, flags: &EngineFlags, raise: bool) -> Result<Engine,
         output::note(format!("--exact expands the weights to F32, which takes {}", memory::shown(bytes)));
     }
     let trace = flags.memory.new_trace();
-    let cpu = match flags.device.contains(&Unit::Cpu) {
-        true => Some(traced_cpu(flags.threads, trace.as_ref())?),
-        false => None,
-    };
-    let load = |file: &Path, flags: &EngineFlags| load(file, flags, cpu.as_ref(), trace.as_ref());
+    let cpu = traced_cpu(flags.threads, trace.as_ref())?;
+    let units = Units::open(&flags.device, cpu, flags.strict, flags.memory.cache_dir.as_deref())?;
+    let load = |file: &Path, flags: &EngineFlags| load(file, flags, &units, trace.as_ref());
     let mut file = flags.memory.file(model)?;
     let mut loaded = load(&file, flags);
     if let Err(EngineError::Model(ModelError::Budget { .. })) = &loaded
@@ -75,13 +75,15 @@ fn open_within(model: &Path, flags: &EngineFlags, raise: bool) -> Result<Engine,
     }
     let engine = loaded.map_err(|error| CliError::of_model(&file, error))?;
     engine.notes().iter().for_each(output::note);
+    // Of those that could not be opened a note told.
+    engine.events().iter().skip(units.missing()).map(UnitEvent::to_string).for_each(output::note);
     Ok(engine)
 }
 
 fn load(
     model: &Path,
     flags: &EngineFlags,
-    cpu: Option<&CpuBackend>,
+    units: &Units,
     trace: Option<&Arc<Trace>>,
 ) -> Result<Engine, EngineError> {
     let mut builder = Engine::builder(model)
@@ -92,11 +94,28 @@ fn load(
     if let Some(trace) = trace {
         builder = builder.trace(trace.clone());
     }
-    if let Some(cpu) = cpu {
-        builder = builder.backend(cpu)?;
-    }
+    builder = units.apply(builder.strict(flags.strict))?;
     let bar = Bar::bytes("loading");
     builder.on_progress(|done, total| bar.set(done, total)).build()
+}
+
+/// Tells, when it goes, what happened to units since it came.
+pub struct UnitWatch {
+    engine: Engine,
+    seen: usize,
+}
+
+impl UnitWatch {
+    /// Begins to watch.
+    pub fn new(engine: &Engine) -> UnitWatch {
+        UnitWatch { engine: engine.clone(), seen: engine.events().len() }
+    }
+}
+
+impl Drop for UnitWatch {
+    fn drop(&mut self) {
+        self.engine.events().iter().skip(self.seen).map(UnitEvent::to_string).for_each(output::note);
+    }
 }
 
 /// How a session is set up by the flags.

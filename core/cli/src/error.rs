@@ -268,9 +268,10 @@ impl From<ModelError> for CliError {
             | ModelError::StoreShape { .. }
             | ModelError::GateWidth { .. } => return CliError::new(Exit::Model, error),
             // These say themselves what to do.
-            ModelError::Budget { .. } | ModelError::ContextMemory { .. } | ModelError::Cache(_) => {
-                return CliError::new(Exit::Memory, error);
-            }
+            ModelError::Budget { .. }
+            | ModelError::ContextMemory { .. }
+            | ModelError::UnitMemory { .. }
+            | ModelError::Cache(_) => return CliError::new(Exit::Memory, error),
             ModelError::Io(error) => return error.into(),
             ModelError::UnusedTensor { .. } => (Exit::Model, "give a file of a model without it"),
             ModelError::NoDevice { .. } => {

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use neuropil::engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Piece, Session};
 use neuropil::model::sampler::{SamplerError, SamplerOptions};
 use neuropil::pipeline::{Activity, StepTimes, StorageReport};
+use neuropil::sched::{Placement, UnitEvent};
 use neuropil_device::KV_PAGE;
 use serde_json::{Map, Value, json};
 
 use crate::args::SamplingFlags;
+use crate::engine::UnitWatch;
 use crate::error::{CliError, Exit};
 use crate::memory;
 use crate::output;
@@ -75,6 +77,7 @@ pub fn generate(
     mut on_text: impl FnMut(usize, &str) -> Result<(), CliError>,
 ) -> Result<(Outcome, Vec<Session>), CliError> {
     let engine = session.engine().clone();
+    let _units = UnitWatch::new(&engine);
     let (before, storage_before) = (session.times(), engine.storage());
     let held = session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
     let start = Instant::now();
@@ -233,6 +236,9 @@ impl Outcome {
         if let Some(storage) = &self.storage {
             storage_report::insert(&mut document, storage, self.tokens(), self.times.total());
         }
+        let place = |placement: Placement| json!({ "op": placement.op, "unit": placement.unit, "reason": placement.reason, "weights": placement.weights });
+        document.insert("placement".into(), engine.placements().into_iter().map(place).collect());
+        document.insert("events".into(), engine.events().iter().map(UnitEvent::to_string).collect());
         Value::Object(document)
     }
 

@@ -17,6 +17,7 @@ mod output;
 mod progress;
 mod signal;
 mod storage_report;
+mod units;
 mod verbs;
 
 use std::panic::{self, AssertUnwindSafe};
@@ -66,6 +67,7 @@ fn start() -> Result<(), CliError> {
         Verb::Calibrate(args) => verbs::calibrate::run(&args, &interrupts),
         Verb::Synth(args) => verbs::synth::run(&args, &interrupts),
         Verb::Devices(args) => verbs::devices::run(&args),
+        Verb::Plugin(args) => verbs::plugin::run(&args),
     }
 }
 

@@ -50,7 +50,11 @@ fn run_reports_every_field_that_has_a_subject() {
     assert!(
         json["memory"]["peak_bytes"].as_u64().unwrap() > json["memory"]["resident_bytes"].as_u64().unwrap()
     );
-    for absent in ["samples", "activity", "cache", "io", "placement", "events"] {
+    assert!(
+        json["placement"].as_array().unwrap().iter().all(|place| place["reason"] == "it is the only unit")
+    );
+    assert_eq!(json["events"], json!([]));
+    for absent in ["samples", "activity", "cache", "io"] {
         assert_eq!(json.get(absent), None);
     }
     assert!(json["memory"]["budget_bytes"].as_u64().unwrap() > 0);

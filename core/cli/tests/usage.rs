@@ -98,11 +98,11 @@ fn flags_that_take_text_say_which_one_is_not_utf8() {
 
 #[test]
 fn what_is_not_built_does_not_exist() {
-    for flag in ["--plan=p", "--strict", "--grammar=g", "--json-schema=s"] {
+    for flag in ["--plan=p", "--grammar=g", "--json-schema=s"] {
         let ran = neuropil(&["run", "m.gguf", flag]);
         assert!(ran.error(2).contains("unexpected argument"), "{flag}");
     }
-    for verb in ["serve", "profile", "plan", "simulate", "plugin"] {
+    for verb in ["serve", "profile", "plan", "simulate"] {
         assert!(neuropil(&[verb]).error(2).contains(verb));
     }
 }

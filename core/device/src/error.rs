@@ -81,11 +81,20 @@ pub enum DeviceError {
         /// What the driver said.
         reason: String,
     },
+    /// The device gave a wrong result, found by a sample; those before it were not looked at.
+    #[error(
+        "device {device} gave a wrong result, and so may have been what it computed before: run without it, or check \
+         each result (--verify-every 1)"
+    )]
+    Wrong {
+        /// The device's name.
+        device: String,
+    },
     /// The job was dropped without being finished.
     #[error("the job was dropped before it finished")]
     Dropped,
     /// An error that a plugin reported, with its vendor's own code.
-    #[error("plugin {plugin} failed (code {code}): {text}")]
+    #[error("plugin {plugin} failed{}: {text}", vendor_code(*code))]
     Plugin {
         /// The plugin's name.
         plugin: String,
@@ -94,4 +103,9 @@ pub enum DeviceError {
         /// The vendor's text.
         text: String,
     },
+}
+
+/// A vendor's code, if there is one.
+fn vendor_code(code: i64) -> String {
+    if code == 0 { String::new() } else { format!(" (code {code})") }
 }

@@ -43,6 +43,7 @@ pub mod io;
 pub mod model;
 pub mod pipeline;
 pub mod predict;
+pub mod sched;
 mod shown;
 pub mod store;
 pub mod submit;

@@ -21,6 +21,8 @@ pub struct Placed {
 #[derive(Default)]
 pub struct Jobs {
     queue: Arc<CompletionQueue>,
+    /// Of the job that runs beside the others.
+    beside: Arc<CompletionQueue>,
     clusters: Vec<Submission<ClusterJob>>,
     /// Where jobs are recorded, from submission to completion.
     pub(crate) trace: Option<JobTrace>,
@@ -55,6 +57,22 @@ impl Jobs {
         // A device that left the job behind must not hang us: dropping it reports it.
         self.clusters.clear();
         self.wait(device)
+    }
+
+    /// Submits one cluster that runs while others are submitted and waited for.
+    pub(crate) fn begin(&mut self, device: &dyn Device, job: ClusterJob) {
+        self.clusters.push(Submission::new(job, self.beside.completion(0)));
+        device.submit_clusters(&mut self.clusters);
+        self.clusters.clear();
+    }
+
+    /// Waits for what [`Jobs::begin`] submitted.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn end(&mut self, device: &dyn Device) -> Result<(), DeviceError> {
+        let _span = span(&self.trace, device, "hot", 1);
+        self.beside.wait(|| device.help()).1
     }
 
     fn wait(&self, device: &dyn Device) -> Result<(), DeviceError> {

@@ -1,7 +1,8 @@
 //! The C border between neuropil and its plugins: `include/neuropil_plugin.h`, and the same structs for Rust.
 //!
 //! The header is the contract, and says everything: what the functions do, who owns what, which thread may call. This
-//! crate is its twin in Rust, for a host and for what makes plugins easy to write; it depends on nothing.
+//! crate is its twin for the host and the SDK; it depends on nothing. Whoever writes a plugin in Rust needs neither, and
+//! takes `neuropil-plugin-sdk`.
 //!
 //! Structs grow at their end, so nothing that came over the border is used in place: [`AbiStruct::read`] copies the
 //! fields that both sides know. `layout.txt` has every size, offset and number; the compiler checks the Rust side, and a

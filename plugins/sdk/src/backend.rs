@@ -109,6 +109,7 @@ pub trait PluginDevice: Send + Sync + Sized + 'static {
     fn cancel(&self) {}
 
     /// Makes host memory reachable for the unit. The memory stays in its place until what is returned is dropped.
+    /// The host that neuropil has today gives jobs copies of its own and never calls this.
     ///
     /// # Errors
     /// [`crate::Code::Unsupported`], or what the driver says.
@@ -117,7 +118,8 @@ pub trait PluginDevice: Send + Sync + Sized + 'static {
         Err(Error::unsupported("this plugin imports no memory"))
     }
 
-    /// Writes a weight down, piece by piece; pass errors of `write` on. The SDK adds shape and checksum.
+    /// Writes a weight down, piece by piece; pass errors of `write` on. The SDK adds shape and checksum, and the host
+    /// keeps the bytes for the next time that it needs the weight.
     ///
     /// # Errors
     /// Those of `write`, or what the driver says.

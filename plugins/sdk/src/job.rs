@@ -107,7 +107,7 @@ pub struct Deadline(Option<Instant>);
 
 impl Deadline {
     /// `nanoseconds` from now; 0 for none.
-    pub(crate) fn after(nanoseconds: u64) -> Deadline {
+    pub fn after(nanoseconds: u64) -> Deadline {
         let after = Some(Duration::from_nanos(nanoseconds)).filter(|after| !after.is_zero());
         Deadline(after.and_then(|after| Instant::now().checked_add(after)))
     }

@@ -80,6 +80,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
         ));
     }
     let engine = engine::open(&args.model.path, &args.engine)?;
+    let _units = engine::UnitWatch::new(&engine);
     let mut session = engine.session(engine::session_options(&args.engine))?;
     let depth = args.n_depth as usize;
     let longest = n_prompt.max(n_gen) + depth;
@@ -194,6 +195,8 @@ struct About {
     parameters: u64,
     threads: usize,
     cpu: String,
+    /// All units.
+    units: Vec<String>,
     kv: &'static str,
     exact: bool,
     /// Who chooses neurons, of a neuron store.
@@ -214,14 +217,16 @@ impl About {
             }
         }
         let main = types.iter().max_by_key(|(_, bytes)| *bytes).map_or("", |(name, _)| name);
-        let info = engine.devices().first().map(|device| device.info().clone());
+        let info = engine.home().info().clone();
+        let units = engine.devices().iter().map(|device| device.info().name.clone()).collect();
         About {
             file: args.model.path.display().to_string(),
             model_type: format!("{} {} {main}", engine.spec().architecture, count(parameters)),
             bytes,
             parameters,
-            threads: info.as_ref().map_or(1, |info| info.threads),
-            cpu: info.map(|info| info.name).unwrap_or_default(),
+            threads: info.threads,
+            cpu: info.name,
+            units,
             kv: args.engine.kv.name(),
             exact: args.engine.exact,
             predict: Store::is_store(engine.gguf()).then(|| engine.prediction().name()),
@@ -259,7 +264,7 @@ impl Row {
             "type_k": about.kv,
             "type_v": about.kv,
             "n_gpu_layers": 0,
-            "devices": "cpu",
+            "devices": if about.units.len() > 1 { about.units.join(", ") } else { "cpu".into() },
             "exact": about.exact,
             "n_prompt": self.n_prompt,
             "n_gen": self.n_gen,

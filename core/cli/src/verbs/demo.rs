@@ -96,7 +96,7 @@ fn open(model: &Path, flags: &EngineFlags) -> Result<Engine, CliError> {
 
 fn table(engine: &Engine, outcome: &Outcome) -> String {
     let rate = |rate: Option<f64>| rate.map_or("-".into(), |rate| format!("{rate:.1}"));
-    let threads = engine.devices().first().map_or(1, |device| device.info().threads);
+    let threads = engine.home().info().threads;
     let gguf = engine.gguf();
     let weights = gguf.tensors().iter().fold(0u64, |sum, tensor| sum.saturating_add(tensor.bytes));
     let answer = outcome.first().map_or(0, |generation| generation.tokens.len());

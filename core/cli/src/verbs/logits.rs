@@ -49,6 +49,7 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let engine = engine::open(&args.model.path, &args.engine)?;
+    let _units = engine::UnitWatch::new(&engine);
     let tokens = match (&args.tokens, &args.prompt) {
         (Some(tokens), _) => tokens.clone(),
         (None, Some(text)) => {

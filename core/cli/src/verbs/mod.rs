@@ -9,6 +9,7 @@ pub mod devices;
 pub mod inspect;
 pub mod logits;
 pub mod perplexity;
+pub mod plugin;
 pub mod run;
 pub mod synth;
 pub mod tokenize;

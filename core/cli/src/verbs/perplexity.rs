@@ -47,6 +47,7 @@ pub struct Args {
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<(), CliError> {
     let text = engine::read_file(&args.file)?;
     let engine = engine::open(&args.model.path, &args.engine)?;
+    let _units = engine::UnitWatch::new(&engine);
     let tokenizer = engine::tokenizer(&engine)?;
     let options = EncodeOptions { add_special: true, parse_special: false };
     let mut tokens = tokenizer.encode(&text, options)?;

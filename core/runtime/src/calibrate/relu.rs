@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
 use crate::gguf::{NewTensor, tensor_id};
 use crate::predict::Prediction;
 use crate::store::{Additions, Store, keys};
@@ -114,7 +114,7 @@ impl Run<'_, '_> {
         additions: &mut Additions,
     ) -> Result<Vec<PredictorReport>, CalibrateError> {
         let store = Store::read(engine.gguf())?;
-        let device = engine.devices().first().ok_or(EngineError::NoDevice)?;
+        let device = engine.home();
         let activation = engine.spec().activation;
         let (mut four_bits, mut low_rank) = (Summary::default(), Summary::default());
         let total = self.shapes.len() as u64;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use neuropil_device::DType;
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
 use crate::gguf::{NewTensor, tensor_id};
 use crate::predict::Prediction;
 use crate::store::{Additions, Store, keys};
@@ -82,7 +82,7 @@ impl Run<'_, '_> {
     ) -> Result<(Additions, Vec<Vec<Centres>>), CalibrateError> {
         let gguf = engine.gguf();
         let store = Store::read(gguf)?;
-        let device = engine.devices().first().ok_or(EngineError::NoDevice)?.clone();
+        let device = engine.home().clone();
         let mut additions = Additions::default();
         let mut all = Vec::new();
         let total = store.layers.len() as u64;

@@ -11,9 +11,10 @@ use crate::cache::Eviction;
 use crate::gguf::Gguf;
 use crate::io::{IoChoice, IoEngine, IoError};
 use crate::model::tokenizer::{Tokenizer, Vocabulary};
-use crate::model::{KvType, LoadOptions, Progress, Room, load_model};
+use crate::model::{KvType, LoadOptions, ModelError, Progress, Room, load_model};
 use crate::pipeline::{PipelineOptions, Trace};
 use crate::predict::{Prediction, Predictor};
+use crate::sched::{UnitEvent, Units};
 use crate::submit::JobTrace;
 
 use super::{Engine, EngineError, Inner};
@@ -22,6 +23,11 @@ use super::{Engine, EngineError, Inner};
 pub struct EngineBuilder<'a> {
     path: PathBuf,
     devices: Vec<Arc<dyn Device>>,
+    /// The unit that takes what no other does: the one that brought the host operations, or the last.
+    home: Option<usize>,
+    strict: bool,
+    cross_check: u32,
+    missing: Vec<UnitEvent>,
     ops: Option<Arc<dyn HostOps>>,
     load: LoadOptions,
     verify_every: u32,
@@ -33,6 +39,10 @@ impl<'a> EngineBuilder<'a> {
         EngineBuilder {
             path: path.into(),
             devices: Vec::new(),
+            home: None,
+            strict: false,
+            cross_check: 0,
+            missing: Vec::new(),
             ops: None,
             load: LoadOptions::default(),
             verify_every: 1,
@@ -40,7 +50,9 @@ impl<'a> EngineBuilder<'a> {
         }
     }
 
-    /// Adds a unit. Each weight goes to the first unit, in the order added, that can run it.
+    /// Adds a unit. Each weight goes to the first unit, in the order added, that can run it; what is small, and what
+    /// decode needs of attention, goes to the unit whose backend brought the host operations, or else to the last one.
+    /// A unit that fails is taken out, and the next one does its work: see [`Engine::events`].
     pub fn device(mut self, device: Arc<dyn Device>) -> Self {
         self.devices.push(device);
         self
@@ -58,8 +70,26 @@ impl<'a> EngineBuilder<'a> {
     /// What the backend says when it cannot open the unit.
     pub fn backend(mut self, backend: &dyn Backend) -> Result<Self, EngineError> {
         self.devices.push(backend.open(0)?);
-        self.ops = self.ops.or_else(|| backend.host_ops());
+        if let Some(ops) = backend.host_ops()
+            && self.home.is_none()
+        {
+            self.home = Some(self.devices.len() - 1);
+            self.ops.get_or_insert(ops);
+        }
         Ok(self)
+    }
+
+    /// Names a unit that could not be had, and why, for [`Engine::events`].
+    pub fn missing(mut self, unit: &str, reason: &str) -> Self {
+        self.missing.push(UnitEvent { unit: unit.into(), reason: reason.into() });
+        self
+    }
+
+    /// Whether a unit that refuses a weight or fails a job ends the run with its error, instead of giving the work to the
+    /// next one.
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
     }
 
     /// Expands the weights to F32 and leaves activations unquantised: slow and large (four bytes per weight), and as
@@ -170,6 +200,15 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
+    /// Every so many blocks of neurons that a unit computed, the home computes one too. A result that is not the same within
+    /// what arithmetic explains takes the unit out; the home's is used if every result before it was checked, and
+    /// otherwise the run ends with [`DeviceError::Wrong`](neuropil_device::DeviceError::Wrong). 0, if this is not called,
+    /// checks none; plugins' products are checked by other means.
+    pub fn cross_check(mut self, blocks: u32) -> Self {
+        self.cross_check = blocks;
+        self
+    }
+
     /// Told how many of how many bytes are loaded, once per tensor.
     pub fn on_progress(mut self, progress: impl FnMut(u64, u64) + 'a) -> Self {
         self.progress = Box::new(progress);
@@ -187,6 +226,10 @@ impl<'a> EngineBuilder<'a> {
         }
         let gguf = Arc::new(Gguf::open(&self.path)?);
         let ops = self.ops.unwrap_or_else(|| Arc::new(ScalarOps));
+        let home = self.home.unwrap_or(self.devices.len() - 1);
+        let units = Arc::new(
+            Units::new(&self.devices, home, self.missing).strict(self.strict).cross_check(self.cross_check),
+        );
         // The vocabulary takes a good part of a small model's load: it is built beside the weights where the system
         // gives a thread, which does not outlive this call.
         let read = || match Vocabulary::from_metadata(gguf.metadata())? {
@@ -195,7 +238,7 @@ impl<'a> EngineBuilder<'a> {
         };
         let (loaded, tokenizer) = std::thread::scope(|scope| {
             let beside = std::thread::Builder::new().spawn_scoped(scope, read);
-            let loaded = load_model(&gguf, &self.devices, &ops, &self.load, &mut *self.progress);
+            let loaded = load_model(&gguf, &units, &ops, &self.load, &mut *self.progress);
             let tokenizer = match beside {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 Err(_) => read(),
@@ -209,12 +252,19 @@ impl<'a> EngineBuilder<'a> {
         let devices = || self.devices.iter().cloned().collect();
         let trace = self.load.storage.trace.map(|trace| JobTrace { trace, devices: devices() });
         notes.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.notes().iter().cloned()));
+        notes.extend(units.idle());
+        let room = loaded.memory.map(|plan| Arc::new(Room::new(plan, loaded.storage.clone())));
+        let of_units = Room::take(room.as_ref(), loaded.extra_bytes).map_err(|_| ModelError::UnitMemory {
+            bytes: loaded.extra_bytes,
+            budget: loaded.memory.map_or(0, |plan| plan.budget),
+        })?;
         Ok(Engine {
             inner: Arc::new(Inner {
                 gguf,
                 model: loaded.model,
                 memory: loaded.memory,
-                room: loaded.memory.map(|plan| Arc::new(Room::new(plan, loaded.storage.clone()))),
+                room,
+                _of_units: of_units,
                 storage: loaded.storage,
                 trace,
                 verify_every: self.verify_every,
@@ -225,6 +275,7 @@ impl<'a> EngineBuilder<'a> {
                 tokenizer,
                 notes,
                 devices: self.devices,
+                units,
                 scratch: Mutex::default(),
                 load_time: start.elapsed(),
             }),

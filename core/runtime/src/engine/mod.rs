@@ -3,7 +3,8 @@
 //! There is no global state, and no thread but the one that reads neurons which are not in memory; it ends with the engine.
 //! An engine is `Send + Sync` and cheap to clone; sessions of one
 //! engine may run on different threads, or decode together as a batch ([`Engine::decode`]), and a session's tokens
-//! are the same either way.
+//! are the same either way. One exception: where another unit than the processor computes, products of a step of more
+//! than 8 tokens are its, so a token's bits may depend on how many go together, within that unit's rounding.
 
 mod builder;
 mod error;
@@ -20,9 +21,10 @@ use neuropil_device::Device;
 use crate::gguf::{Gguf, GgufError};
 use crate::model::chat::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
-use crate::model::{LOGIT_ROWS, MemoryPlan, Model, ModelSpec, Room, Step};
+use crate::model::{LOGIT_ROWS, MemoryPlan, Model, ModelSpec, Room, Step, Taken};
 use crate::pipeline::{Activity, Lane, Scratch, StepTimes, Storage, StorageReport, Trace};
 use crate::predict::{Prediction, SharedObserver, Thresholds};
+use crate::sched::{Placement, UnitEvent, Units};
 use crate::submit::JobTrace;
 
 pub use builder::EngineBuilder;
@@ -48,10 +50,14 @@ struct Inner {
     tokenizer: Option<Tokenizer>,
     notes: Vec<String>,
     devices: Vec<Arc<dyn Device>>,
+    /// Which of them are in, and what they were given.
+    units: Arc<Units>,
     /// What the memory budget is spent on, if there is one.
     memory: Option<MemoryPlan>,
     /// What keys and values are counted with.
     room: Option<Arc<Room>>,
+    /// What units hold of the budget.
+    _of_units: Taken,
     /// Where neurons are that are not all in memory.
     storage: Option<Arc<Storage>>,
     trace: Option<JobTrace>,
@@ -106,6 +112,21 @@ impl Engine {
     /// The units, in order of preference.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.inner.devices
+    }
+
+    /// The unit that takes what no other does: the processor, where there is one.
+    pub fn home(&self) -> &Arc<dyn Device> {
+        &self.inner.devices[self.inner.units.home()]
+    }
+
+    /// Where each kind of work goes, as decided when the model was loaded.
+    pub fn placements(&self) -> Vec<Placement> {
+        self.inner.units.placements()
+    }
+
+    /// Units that were taken out so far, and why.
+    pub fn events(&self) -> Vec<UnitEvent> {
+        self.inner.units.events()
     }
 
     /// The model's tokenizer.

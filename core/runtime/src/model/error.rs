@@ -75,6 +75,17 @@ pub enum ModelError {
         /// Each device's reason.
         reasons: String,
     },
+    /// What units hold does not fit the budget.
+    #[error(
+        "the units hold {} MiB of weights, which do not fit in {} MiB beside the rest: raise --memory, or name fewer units",
+        bytes >> 20, budget >> 20
+    )]
+    UnitMemory {
+        /// Bytes on units, beyond what the processor would need.
+        bytes: u64,
+        /// The budget.
+        budget: u64,
+    },
     /// The neuron store itself.
     #[error(transparent)]
     Store(#[from] crate::store::StoreError),

@@ -7,12 +7,12 @@ use neuropil_device::{Activation, ClusterJob, ClusterWeights, Stage};
 
 use crate::engine::EngineError;
 use crate::pipeline::{Decided, FfnInput, Neurons, Scratch};
-use crate::submit::Placed;
+use crate::sched::Weights;
 
 /// The neurons of a layer or an expert.
 pub(crate) enum Ffn {
     /// All of them as one block.
-    Block(Placed),
+    Block(Weights),
     /// One by one, out of a neuron store.
     Neurons(Box<Neurons>),
 }
@@ -82,17 +82,19 @@ impl Ffn {
     ) -> Result<(), EngineError> {
         match self {
             Ffn::Block(block) => {
-                let job = ClusterJob {
-                    stage: Stage::Fused,
-                    tokens: input.tokens,
-                    activation,
-                    weights: ClusterWeights::Block(block.weight.clone()),
-                    x: input.h.read()?,
-                    hidden: None,
-                    y: Some(input.y.write()?),
-                    accumulate: input.accumulate,
-                };
-                Ok(scratch.jobs.cluster(&*block.device, job)?)
+                let output = (&input.y, input.accumulate);
+                Ok(block.cluster(input.tokens, &mut scratch.jobs, output, |weights, y, accumulate| {
+                    Ok(ClusterJob {
+                        stage: Stage::Fused,
+                        tokens: input.tokens,
+                        activation,
+                        weights: ClusterWeights::Block(weights[0].clone()),
+                        x: input.h.read()?,
+                        hidden: None,
+                        y: Some(y.write()?),
+                        accumulate,
+                    })
+                })?)
             }
             Ffn::Neurons(neurons) => Ok(neurons.forward(activation, input, scratch)?),
         }

@@ -11,11 +11,13 @@ use neuropil_device::{
 use crate::engine::EngineError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::{ExpertShape, Lap, Scratch, ScratchShape};
+use crate::sched::Weights;
 use crate::submit::Placed;
 
 use super::kv::LayerPages;
-use super::load::{Loader, PlacedTrio, file_type};
+use super::load::Loader;
 use super::rope::RopeTable;
+use super::source::file_type;
 use super::{ModelError, ModelSpec, Step};
 
 /// Rows of logits computed at a time.
@@ -38,8 +40,8 @@ pub(crate) struct Frame {
 /// The attention of one layer.
 pub(crate) struct SelfAttention {
     norm: Vec<f32>,
-    qkv: PlacedTrio,
-    output: Placed,
+    qkv: Weights,
+    output: Weights,
     /// Whether queries and keys turn with their positions.
     pub rotates: bool,
     /// Positions that a token sees, its own included; `None` for all.
@@ -80,8 +82,8 @@ impl Frame {
         let [attn_q, attn_k, attn_v] = ["attn_q", "attn_k", "attn_v"].map(name);
         Ok(SelfAttention {
             norm: loader.vector(&name("attn_norm"))?,
-            qkv: loader.trio([(&attn_q, q), (&attn_k, kv), (&attn_v, kv)], width)?,
-            output: loader.matrix(&name("attn_output"), width, q)?,
+            qkv: loader.matrices("attn_qkv", &[(&attn_q, q), (&attn_k, kv), (&attn_v, kv)], width)?,
+            output: loader.matrices("attn_output", &[(&name("attn_output"), width)], q)?,
             rotates: true,
             window,
         })
@@ -151,12 +153,14 @@ impl Frame {
 
         // Queries, keys and values of the normed stream, one job.
         self.norm(&attention.norm, tokens, scratch, lap)?;
-        let [q, k, v] = &attention.qkv.weights;
-        let job = MatmulJob::new(tokens, scratch.h.read()?)
-            .with(product(q, scratch.q.write()?, false))
-            .with(product(k, scratch.k.write()?, false))
-            .with(product(v, scratch.v.write()?, false));
-        scratch.jobs.matmul(&*attention.qkv.device, job)?;
+        attention.qkv.matmul(tokens, &mut scratch.jobs, |weights| {
+            let outputs = [&scratch.q, &scratch.k, &scratch.v];
+            let job = MatmulJob::new(tokens, scratch.h.read()?);
+            weights
+                .iter()
+                .zip(outputs)
+                .try_fold(job, |job, (w, y)| Ok(job.with(product(w, y.write()?, false))))
+        })?;
         lap.add_to(&mut scratch.times.projections);
 
         // Rotate, remember, attend.
@@ -183,9 +187,10 @@ impl Frame {
         drop(q);
         lap.add_to(&mut scratch.times.attention);
 
-        let output = product(&attention.output.weight, scratch.x.write()?, true);
-        let job = MatmulJob::new(tokens, scratch.attn.read()?).with(output);
-        scratch.jobs.matmul(&*attention.output.device, job)?;
+        attention.output.matmul(tokens, &mut scratch.jobs, |weights| {
+            let job = MatmulJob::new(tokens, scratch.attn.read()?);
+            Ok(job.with(product(&weights[0], scratch.x.write()?, true)))
+        })?;
         lap.add_to(&mut scratch.times.projections);
         Ok(())
     }

@@ -1,19 +1,15 @@
-//! From a file's tensors to weights on devices.
+//! From a file's tensors to weights on units.
 //!
 //! The file's directory was checked before (see [`super::check`]), so what is left to go wrong is reading and memory.
-//! Weights are read by positioned reads, piece by piece, into the device's own layout: a file that changes under a map
-//! cannot hurt them, and no second copy is ever in memory (`exact` excepted, which expands each weight to F32 first).
 
 use std::sync::Arc;
 
-use neuropil_device::{
-    DType, Device, DeviceError, HostOps, Matrix, OpShape, PreparedWeight, RowSource, Stage, Support,
-    WeightSource, quant,
-};
+use neuropil_device::{DType, Device, HostOps, OpShape, Stage, Support};
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::Storage;
 use crate::predict::{MakePredictor, Prediction};
+use crate::sched::{Asked, Recipe, Refused, Units, Weights, WeightsKind};
 use crate::submit::Placed;
 
 use super::ModelError;
@@ -21,36 +17,7 @@ use super::ffn::Ffn;
 use super::kv::KvType;
 use super::load_neurons::StoreView;
 use super::load_storage::StorageOptions;
-
-/// Three matrices that share an input, on one device.
-pub(crate) struct PlacedTrio {
-    pub device: Arc<dyn Device>,
-    pub weights: [PreparedWeight; 3],
-}
-
-/// A tensor, or what one expert has of a tensor that holds the matrices of all experts.
-#[derive(Clone, Copy)]
-struct Part<'t> {
-    tensor: &'t TensorInfo,
-    /// Which of how many equal parts: whole rows each.
-    index: u64,
-    of: u64,
-}
-
-impl<'t> Part<'t> {
-    fn whole(tensor: &'t TensorInfo) -> Part<'t> {
-        Part { tensor, index: 0, of: 1 }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.tensor.bytes / self.of
-    }
-
-    /// Where it begins in the tensor.
-    fn start(&self) -> u64 {
-        self.index * self.bytes()
-    }
-}
+use super::source::{self, Part};
 
 /// How a model is loaded.
 #[derive(Clone, Default)]
@@ -78,7 +45,7 @@ pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 /// Loads the tensors of one file onto devices.
 pub(crate) struct Loader<'a> {
     pub(super) gguf: &'a Arc<Gguf>,
-    devices: &'a [Arc<dyn Device>],
+    pub(super) units: Arc<Units>,
     pub(super) exact: bool,
     /// Whether neurons stay in the file's map.
     pub(super) mapped: bool,
@@ -86,6 +53,10 @@ pub(crate) struct Loader<'a> {
     total: u64,
     /// Bytes of prepared weights so far.
     pub weight_bytes: u64,
+    /// Bytes that units hold of weights beside what a budget was planned with.
+    pub extra_bytes: u64,
+    /// Whether neurons that fire often are on another unit.
+    pub has_hot_blocks: bool,
     progress: &'a mut Progress<'a>,
     /// The store that the file is, if it is one.
     store: Option<Arc<StoreView>>,
@@ -99,7 +70,7 @@ pub(crate) struct Loader<'a> {
 impl<'a> Loader<'a> {
     pub(crate) fn new(
         gguf: &'a Arc<Gguf>,
-        devices: &'a [Arc<dyn Device>],
+        units: &Arc<Units>,
         ops: &Arc<dyn HostOps>,
         options: &LoadOptions,
         store: Option<Arc<StoreView>>,
@@ -110,7 +81,7 @@ impl<'a> Loader<'a> {
         let total = gguf.tensors().iter().filter(read).map(|t| t.bytes).sum();
         Loader {
             gguf,
-            devices,
+            units: units.clone(),
             exact: options.exact,
             mapped: options.mapped,
             predictors: options.predictors.clone(),
@@ -118,6 +89,8 @@ impl<'a> Loader<'a> {
             loaded: 0,
             total,
             weight_bytes: 0,
+            extra_bytes: 0,
+            has_hot_blocks: false,
             progress,
             store,
             storage,
@@ -126,33 +99,41 @@ impl<'a> Loader<'a> {
 
     /// A small tensor as numbers: a norm's weight, rotary factors.
     pub(crate) fn vector(&mut self, name: &str) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.gguf.require(name)?;
-        self.loaded += tensor.bytes;
-        self.numbers(Part::whole(tensor))
+        let part = self.part(name, (0, 1))?;
+        self.loaded += part.bytes();
+        part.numbers()
     }
 
-    /// One matrix.
+    /// One matrix at home.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Placed, ModelError> {
-        let device = self.choose(name, &[self.matmul(name, rows, cols)?])?;
-        let weight = self.prepare(&*device, name, rows, cols)?;
+        let part = self.part(name, (0, 1))?;
+        let op = OpShape::Matmul { dtype: part.dtype()?, rows, cols, tokens: 1 };
+        let (unit, device) = self.choose(name, &[op])?;
+        let weight = part.matrix(&*device, rows, cols)?;
+        self.count(weight.bytes() as u64, part.bytes());
+        self.units.place(format!("{} {}", role(name), part.dtype()?), unit, self.only("it stays at home"));
         Ok(Placed { device, weight })
     }
 
-    /// Three matrices that share an input of `cols` channels, on the first device that can run all of them.
-    pub(crate) fn trio(
+    /// Matrices that share an input of `cols` channels, for one job on any unit.
+    pub(crate) fn matrices(
         &mut self,
-        matrices: [(&str, usize); 3],
+        op: &str,
+        matrices: &[(&str, usize)],
         cols: usize,
-    ) -> Result<PlacedTrio, ModelError> {
-        let [a, b, c] = matrices;
-        let ops = [self.matmul(a.0, a.1, cols)?, self.matmul(b.0, b.1, cols)?, self.matmul(c.0, c.1, cols)?];
-        let device = self.choose(a.0, &ops)?;
-        let weights = [
-            self.prepare(&*device, a.0, a.1, cols)?,
-            self.prepare(&*device, b.0, b.1, cols)?,
-            self.prepare(&*device, c.0, c.1, cols)?,
-        ];
-        Ok(PlacedTrio { device, weights })
+    ) -> Result<Weights, ModelError> {
+        let parts = matrices.iter().map(|(name, rows)| Ok((self.part(name, (0, 1))?, *rows)));
+        let parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
+        let shapes = parts
+            .iter()
+            .map(|(part, rows)| Ok(OpShape::Matmul { dtype: part.dtype()?, rows: *rows, cols, tokens: 1 }));
+        let shapes = shapes.collect::<Result<Vec<_>, ModelError>>()?;
+        let bytes = parts.iter().map(|(part, _)| part.bytes()).sum();
+        let recipe: Recipe = Box::new(move |device| {
+            let prepare = |(part, rows): &(Part, usize)| part.matrix(device, *rows, cols);
+            parts.iter().map(prepare).collect::<Result<_, _>>().map_err(source::into_device_error)
+        });
+        self.place(op, WeightsKind::Matmul, matrices[0].0, &shapes, bytes, recipe)
     }
 
     /// The feed-forward of a layer, or of one of its experts, `expert` saying which of how many: out of the store, or
@@ -178,163 +159,114 @@ impl<'a> Loader<'a> {
     /// All neurons of a feed-forward layer as one block, or those of part `index` of `of`.
     fn neurons(
         &mut self,
-        (index, of): (usize, usize),
+        part: (usize, usize),
         names: [&str; 3],
         neurons: usize,
         width: usize,
-    ) -> Result<Placed, ModelError> {
+    ) -> Result<Weights, ModelError> {
         let [gate, up, down] = names;
-        let part = |name| -> Result<Part<'a>, ModelError> {
-            Ok(Part { tensor: self.gguf.require(name)?, index: index as u64, of: of as u64 })
-        };
-        let (gate, up, down) = (part(gate)?, part(up)?, part(down)?);
-        let op = OpShape::Cluster {
+        let parts = [self.part(gate, part)?, self.part(up, part)?, self.part(down, part)?];
+        let shape = OpShape::Cluster {
             stage: Stage::Fused,
-            dtype: self.dtype(gate.tensor)?,
-            down_dtype: self.dtype(down.tensor)?,
+            dtype: parts[0].dtype()?,
+            down_dtype: parts[2].dtype()?,
             neurons,
             width,
             tokens: 1,
             bundles: false,
         };
-        let device = self.choose(names[0], &[op])?;
-        let weight = self.with_rows(gate, |gate_type, gate_rows| {
-            self.with_rows(up, |up_type, up_rows| {
-                self.with_rows(down, |down_type, down_rows| {
-                    let matrix = |dtype, rows, cols, data| Matrix { dtype, rows, cols, data };
-                    device.prepare(
-                        WeightSource::Neurons {
-                            gate: matrix(gate_type, neurons, width, gate_rows),
-                            up: matrix(up_type, neurons, width, up_rows),
-                            down: matrix(down_type, width, neurons, down_rows),
-                        },
-                        None,
-                    )
-                })
-                .map_err(into_device_error)
-            })
-            .map_err(into_device_error)
-        })?;
-        self.advance(&weight, gate.bytes() + up.bytes() + down.bytes());
-        Ok(Placed { device, weight })
+        let bytes = parts.iter().map(Part::bytes).sum();
+        let recipe: Recipe = Box::new(move |device| {
+            let block = source::block(&parts, device, neurons, width);
+            block.map(|weight| vec![weight]).map_err(source::into_device_error)
+        });
+        self.place("ffn", WeightsKind::Block, names[0], &[shape], bytes, recipe)
     }
 
-    fn matmul(&self, name: &str, rows: usize, cols: usize) -> Result<OpShape, ModelError> {
-        Ok(OpShape::Matmul { dtype: self.dtype(self.gguf.require(name)?)?, rows, cols, tokens: 1 })
-    }
-
-    fn prepare(
+    /// Weights of `bytes` in the file on the units that take them; `name` is that of their first tensor.
+    fn place(
         &mut self,
-        device: &dyn Device,
+        op: &str,
+        kind: WeightsKind,
         name: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<PreparedWeight, ModelError> {
-        let tensor = self.gguf.require(name)?;
-        let weight = self.with_rows(Part::whole(tensor), |dtype, data| {
-            device.prepare(WeightSource::Matrix(Matrix { dtype, rows, cols, data }), None)
-        })?;
-        self.advance(&weight, tensor.bytes);
-        Ok(weight)
+        shapes: &[OpShape],
+        bytes: u64,
+        recipe: Recipe,
+    ) -> Result<Weights, ModelError> {
+        let dtype = dtype(shapes);
+        let placed = Weights::place(&self.units, kind, &Asked { op, dtype, shapes }, recipe);
+        let weights = placed.map_err(|refused| not_placed(refused, name, dtype))?;
+        self.count(weights.bytes(), bytes);
+        // What the budget was planned with is about what the file has.
+        self.extra_bytes =
+            self.extra_bytes.saturating_add(weights.bytes().saturating_sub(bytes.max(weights.home_bytes())));
+        Ok(weights)
     }
 
-    pub(super) fn choose(&self, name: &str, ops: &[OpShape]) -> Result<Arc<dyn Device>, ModelError> {
+    fn part(&self, name: &str, part: (usize, usize)) -> Result<Part, ModelError> {
+        Part::new(self.gguf, name, part, self.exact)
+    }
+
+    /// A unit that can do all of it, the home if that can, and its number.
+    pub(super) fn choose(
+        &self,
+        name: &str,
+        shapes: &[OpShape],
+    ) -> Result<(usize, Arc<dyn Device>), ModelError> {
         let mut reasons = Vec::new();
-        for device in self.devices {
-            let refusal = ops.iter().find_map(|op| match device.supports(op) {
+        let home = self.units.home();
+        let others = self.units.devices().enumerate().filter(|(unit, _)| *unit != home);
+        for (unit, device) in self.units.devices().enumerate().skip(home).take(1).chain(others) {
+            let refusal = shapes.iter().find_map(|shape| match device.supports(shape) {
                 Support::No(reason) => Some(reason),
                 Support::Native | Support::Emulated => None,
             });
             match refusal {
-                None => return Ok(device.clone()),
+                None => return Ok((unit, device.clone())),
                 Some(reason) => reasons.push(format!("{}: {reason}", device.info().name)),
             }
         }
-        let dtype = match ops.first() {
-            Some(OpShape::Matmul { dtype, .. } | OpShape::Cluster { dtype, .. }) => dtype.to_string(),
-            _ => String::new(),
-        };
-        Err(ModelError::NoDevice { name: name.into(), dtype, reasons: reasons.join("; ") })
+        let (dtype, reasons) = (dtype(shapes).to_string(), reasons.join("; "));
+        Err(ModelError::NoDevice { name: name.into(), dtype, reasons })
     }
 
-    /// The type that a weight is multiplied in.
-    fn dtype(&self, tensor: &TensorInfo) -> Result<DType, ModelError> {
-        if self.exact { Ok(DType::F32) } else { file_type(tensor) }
-    }
-
-    fn numbers(&self, part: Part<'_>) -> Result<Vec<f32>, ModelError> {
-        let out_of_memory = |bytes: u64| ModelError::OutOfMemory { what: part.tensor.name.clone(), bytes };
-        let elements = (part.tensor.elements() / part.of) as usize;
-        let mut raw = Vec::new();
-        raw.try_reserve_exact(part.bytes() as usize).map_err(|_| out_of_memory(part.bytes()))?;
-        raw.resize(part.bytes() as usize, 0);
-        self.gguf.read_part(part.tensor, part.start(), &mut raw)?;
-        let mut values = Vec::new();
-        values.try_reserve_exact(elements).map_err(|_| out_of_memory(4 * elements as u64))?;
-        values.resize(elements, 0.0);
-        quant::dequantize_row(file_type(part.tensor)?, &raw, &mut values);
-        Ok(values)
-    }
-
-    fn with_rows<R>(
-        &self,
-        part: Part<'_>,
-        use_rows: impl FnOnce(DType, &dyn RowSource) -> Result<R, DeviceError>,
-    ) -> Result<R, ModelError> {
-        let result = if self.exact {
-            let values = self.numbers(part)?;
-            use_rows(DType::F32, &bytemuck::cast_slice::<f32, u8>(&values))
-        } else {
-            use_rows(file_type(part.tensor)?, &FileRows { gguf: self.gguf, part })
-        };
-        result.map_err(|source| ModelError::Weight { name: part.tensor.name.clone(), source })
-    }
-
-    fn advance(&mut self, weight: &PreparedWeight, bytes: u64) {
-        self.count(weight.bytes() as u64, bytes);
+    /// A reason for a place, where there is anything to choose from.
+    fn only(&self, reason: &str) -> String {
+        if self.units.devices().len() == 1 { "it is the only unit".into() } else { reason.into() }
     }
 
     /// Counts memory that was taken, and bytes of the file that were read.
     pub(super) fn count(&mut self, memory: u64, bytes: u64) {
-        self.weight_bytes += memory;
+        self.weight_bytes = self.weight_bytes.saturating_add(memory);
         self.loaded += bytes;
         (self.progress)(self.loaded, self.total);
     }
 }
 
-/// The error of a nested source keeps its sentence.
-fn into_device_error(error: ModelError) -> DeviceError {
-    match error {
-        ModelError::Weight { source, .. } => source,
-        other => DeviceError::Source { reason: other.to_string() },
-    }
-}
-
-/// The type of a tensor in the file.
-pub(super) fn file_type(tensor: &TensorInfo) -> Result<DType, ModelError> {
-    tensor
-        .dtype
-        .ok_or_else(|| ModelError::Type { name: tensor.name.clone(), found: tensor.type_name().into() })
-}
-
-/// The bytes of a tensor or of a part of it, read from the file as they are asked for.
-struct FileRows<'a> {
-    gguf: &'a Gguf,
-    part: Part<'a>,
-}
-
-impl RowSource for FileRows<'_> {
-    fn len(&self) -> usize {
-        self.part.bytes() as usize
-    }
-
-    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), DeviceError> {
-        let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len());
-        if !inside {
-            return Err(DeviceError::Source { reason: "the weight is too short".into() });
+/// That weights, whose first tensor is named, have no unit.
+pub(super) fn not_placed(refused: Refused, name: &str, dtype: DType) -> ModelError {
+    match refused {
+        Refused::Nobody(reasons) => {
+            ModelError::NoDevice { name: name.into(), dtype: dtype.to_string(), reasons }
         }
-        self.gguf
-            .read_part(self.part.tensor, self.part.start() + offset as u64, out)
-            .map_err(|error| DeviceError::Source { reason: error.to_string() })
+        Refused::Strict(source) | Refused::Source(source) => ModelError::Weight { name: name.into(), source },
     }
+}
+
+/// The type of the first weight that is asked for.
+fn dtype(shapes: &[OpShape]) -> DType {
+    match shapes.first() {
+        Some(OpShape::Matmul { dtype, .. } | OpShape::Cluster { dtype, .. }) => *dtype,
+        _ => DType::F32,
+    }
+}
+
+/// What a tensor is for, without the number of its layer: `ffn_gate_inp` of `blk.3.ffn_gate_inp.weight`.
+fn role(name: &str) -> &str {
+    let name = name.strip_suffix(".weight").unwrap_or(name);
+    if name == "token_embd" {
+        // As a matrix it is what other files call the output.
+        return "output";
+    }
+    name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, role)| role)
 }

@@ -221,6 +221,26 @@ pub(super) fn frequencies(
     Ok(all)
 }
 
+/// How many of the first neurons of a layer or an expert fire for at least every second token; none if the file does not
+/// say.
+pub(super) fn often(
+    gguf: &Gguf,
+    of: &StoreLayer,
+    (layer, expert): (usize, usize),
+) -> Result<usize, ModelError> {
+    let counted = gguf.tensor(&format!("blk.{layer}.ffn_count"));
+    let Some(tensor) = counted.filter(|tensor| tensor.dtype == Some(DType::F32)) else { return Ok(0) };
+    let per_expert = tensor.bytes / of.bundles.len().max(1) as u64;
+    let mut row = Vec::new();
+    let bytes = 4 * of.layout.neurons;
+    let refused = |_| ModelError::OutOfMemory { what: tensor.name.clone(), bytes: bytes as u64 };
+    row.try_reserve_exact(bytes).map_err(refused)?;
+    row.resize(bytes, 0);
+    gguf.read_part(tensor, expert as u64 * per_expert, &mut row)?;
+    let values = row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    Ok(values.take_while(|frequency| *frequency >= 0.5).count())
+}
+
 /// How many of the first neurons of each unit are among the `room` that fire most; without frequencies, the same share of
 /// each.
 fn most_frequent(neurons: &[usize], frequencies: &[f32], room: usize) -> Vec<usize> {

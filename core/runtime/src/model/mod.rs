@@ -11,6 +11,7 @@ mod experts;
 mod feed_forward;
 mod ffn;
 mod frame;
+mod hot_rows;
 mod kv;
 mod llama;
 mod load;
@@ -20,6 +21,7 @@ mod room;
 mod rope;
 pub mod sampler;
 mod smallthinker;
+mod source;
 mod spec;
 pub mod stream;
 mod tensors;
@@ -28,12 +30,13 @@ pub mod tokenizer;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use neuropil_device::{AttentionRow, Device, HostOps};
+use neuropil_device::{AttentionRow, HostOps};
 
 use crate::engine::EngineError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::{Scratch, ScratchShape, Storage};
 use crate::predict::{Prediction, Thresholds};
+use crate::sched::Units;
 use crate::store::Store;
 
 pub(crate) use budget::MemoryPlan;
@@ -41,7 +44,7 @@ use budget::PlanInputs;
 pub use error::ModelError;
 pub use kv::KvType;
 pub use load::Progress;
-pub(crate) use room::Room;
+pub(crate) use room::{Room, Taken};
 pub use rope::RopeScaling;
 pub use spec::{ExpertSpec, Gating, ModelSpec};
 
@@ -52,6 +55,7 @@ pub(crate) use load::LoadOptions;
 
 use load::Loader;
 use load_neurons::StoreView;
+use load_storage::StorageOptions;
 pub use load_storage::{MakeEviction, MakeIo};
 use smallthinker::SmallThinker;
 use tensors::TensorShape;
@@ -115,7 +119,7 @@ pub fn check(gguf: &Gguf) -> Result<Checked, ModelError> {
     let mut used = HashSet::new();
     let store = Store::is_store(gguf).then(|| Store::read(gguf)).transpose()?;
     for shape in tensors::tensors(&spec, gguf, store.is_some()) {
-        load::file_type(check_shape(gguf, &shape)?)?;
+        source::file_type(check_shape(gguf, &shape)?)?;
         used.insert(shape.name);
     }
     if let Some(store) = &store {
@@ -149,6 +153,8 @@ fn check_shape<'a>(gguf: &'a Gguf, shape: &TensorShape) -> Result<&'a TensorInfo
 pub(crate) struct Loaded {
     pub model: Box<dyn Model>,
     pub weight_bytes: u64,
+    /// Of them, what units hold beside what the budget was planned with.
+    pub extra_bytes: u64,
     pub notes: Vec<String>,
     /// How neurons are chosen; `Off` for a file that is no store.
     pub prediction: Prediction,
@@ -163,7 +169,7 @@ pub(crate) struct Loaded {
 /// Loads the model of a file.
 pub(crate) fn load_model(
     gguf: &Arc<Gguf>,
-    devices: &[Arc<dyn Device>],
+    units: &Arc<Units>,
     ops: &Arc<dyn HostOps>,
     options: &LoadOptions,
     progress: &mut Progress<'_>,
@@ -189,18 +195,21 @@ pub(crate) fn load_model(
         }
         _ => None,
     };
-    let mut loader = Loader::new(gguf, devices, ops, options, store.clone(), storage.clone(), &mut *progress);
+    let mut loader = Loader::new(gguf, units, ops, options, store.clone(), storage.clone(), &mut *progress);
     let model: Box<dyn Model> = match (spec.architecture.as_str(), spec.experts) {
         ("smallthinker", Some(experts)) => {
             Box::new(SmallThinker::load(spec, experts, gguf.clone(), ops.clone(), &mut loader)?)
         }
         _ => Box::new(Llama::load(spec, gguf.clone(), ops.clone(), &mut loader)?),
     };
-    let weight_bytes = loader.weight_bytes;
+    let (weight_bytes, extra_bytes) = (loader.weight_bytes, loader.extra_bytes);
+    // Neurons that another unit computes need not stay here: the cache keeps what is asked for.
+    let hot_share = options.storage.hot_share.or(loader.has_hot_blocks.then_some(0.0));
     if let (Some(storage), Some(view)) = (&storage, &store) {
-        load_storage::fill(storage, view, frequencies, &options.storage, progress)?;
+        let options = StorageOptions { hot_share, ..options.storage.clone() };
+        load_storage::fill(storage, view, frequencies, &options, progress)?;
     }
-    Ok(Loaded { model, weight_bytes, notes, prediction, thresholds, memory, storage })
+    Ok(Loaded { model, weight_bytes, extra_bytes, notes, prediction, thresholds, memory, storage })
 }
 
 /// The store that a file is, if it is one, and what the memory budget is spent on, if there is one.

@@ -34,8 +34,9 @@ impl Room {
     pub fn take(room: Option<&Arc<Room>>, bytes: u64) -> Result<Taken, ModelError> {
         if let Some(room) = room {
             let mut taken = room.taken.lock().unwrap_or_else(PoisonError::into_inner);
-            room.fit(*taken + bytes)?;
-            *taken += bytes;
+            let all = taken.saturating_add(bytes);
+            room.fit(all)?;
+            *taken = all;
         }
         Ok(Taken { room: room.cloned(), bytes })
     }

@@ -93,11 +93,14 @@ pub(super) struct IoThread {
     thread: Option<JoinHandle<()>>,
 }
 
+/// The stack of a thread, if nobody says otherwise.
+const STACK: usize = 2 << 20;
+
 impl IoThread {
     /// Starts the thread.
     ///
     /// # Errors
-    /// [`DeviceError::Source`] when the system refuses one.
+    /// [`DeviceError::OutOfMemory`] when the system refuses one.
     pub fn start(
         engine: Box<dyn IoEngine>,
         sink: Sink,
@@ -114,8 +117,9 @@ impl IoThread {
         let thread = std::thread::Builder::new()
             .name("neuropil-io".into())
             .spawn(move || serve(engine, &own, sink, trace.as_deref()))
-            .map_err(|error| DeviceError::Source {
-                reason: format!("the system refuses a thread for reading: {error}"),
+            .map_err(|error| DeviceError::OutOfMemory {
+                device: format!("host (it refuses a thread for reading: {error})"),
+                bytes: STACK,
             })?;
         Ok(IoThread { common, waker, engine: name, thread: Some(thread) })
     }

@@ -13,6 +13,7 @@ use crate::predict::SharedObserver;
 use crate::submit::Jobs;
 
 mod activity;
+mod beside;
 mod blocks;
 mod cold;
 mod experts;

@@ -51,6 +51,8 @@ pub(crate) struct NeuronScratch {
     pub h: Buffer,
     /// The sum of the neurons' down rows `[tokens, width]`.
     pub sum: Buffer,
+    /// The sums of a block on another unit `[tokens, width]`.
+    pub hot: Buffer,
     /// Runs that nobody uses at the moment.
     pub runs: Vec<ClusterRun>,
     /// Runs of whole experts that nobody uses at the moment.
@@ -76,7 +78,8 @@ impl NeuronScratch {
             gate: empty.clone(),
             hidden: empty.clone(),
             h: empty.clone(),
-            sum: empty,
+            sum: empty.clone(),
+            hot: empty,
             runs: Vec::new(),
             blocks: Vec::new(),
             marks: Vec::new(),
@@ -88,8 +91,8 @@ impl NeuronScratch {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let buffers =
-            [&self.positions, &self.gate, &self.hidden, &self.h, &self.sum].into_iter().chain(&self.gates);
+        let buffers = [&self.positions, &self.gate, &self.hidden, &self.h, &self.sum, &self.hot];
+        let buffers = buffers.into_iter().chain(&self.gates);
         let runs = self.runs.iter().map(ClusterRun::bytes).sum::<usize>();
         let blocks = self.blocks.iter().map(BlockRun::bytes).sum::<usize>();
         buffers.map(|b| b.len()).sum::<usize>() + self.predict.bytes() + runs + blocks + self.stream.bytes()

@@ -15,9 +15,11 @@ use neuropil_device::{
 };
 
 use crate::predict::{Centred, GateSeen, PredictCall, Predictor, PredictorInput, grow};
+use crate::sched::HotBlock;
 use crate::submit::{Jobs, Placed};
 
 use super::Scratch;
+use super::beside::split;
 use super::blocks::BlockRun;
 use super::cold::{Call, ClusterRun};
 use super::neuron_scratch::{FfnInput, NeuronScratch, room};
@@ -42,6 +44,8 @@ pub(crate) struct Neurons {
     pub expert: Option<usize>,
     /// Neurons that are always computed, the first of the layer.
     pub hot: usize,
+    /// The first neurons of the layer on another unit, where they are in memory too.
+    pub hot_block: Option<HotBlock>,
     pub decision: Decision,
     pub ops: Arc<dyn HostOps>,
 }
@@ -67,6 +71,8 @@ pub(crate) enum Decision {
 /// What was decided about a feed-forward; the neurons are in the run.
 pub(crate) struct Decided {
     run: ClusterRun,
+    /// Of the neurons, those that a block on another unit has.
+    first: Option<ClusterRun>,
     /// Instead of `run`, where the expert is computed as a whole.
     block: Option<BlockRun>,
     activation: Activation,
@@ -109,7 +115,8 @@ impl Neurons {
     ) -> Result<Decided, DeviceError> {
         let predicted = input.predict.iter().any(|predict| *predict);
         let run = scratch.neurons.run()?;
-        let mut decided = Decided { run, block: None, activation, all: false, begun: false, centred: false };
+        let (first, block) = (None, None);
+        let mut decided = Decided { run, first, block, activation, all: false, begun: false, centred: false };
         let trace = scratch.trace.clone();
         let deciding = span(&trace, Lane::Conductor, "predict", input.tokens);
         match &self.decision {
@@ -129,6 +136,11 @@ impl Neurons {
             }
         }
         drop(deciding);
+        // What is read in order as a whole has no part for another unit.
+        let parts = !(decided.all && self.reads());
+        if let Some(hot) = self.hot_block.as_ref().filter(|hot| parts && hot.is_in()) {
+            decided.first = Some(split(&mut decided.run, hot.count, input.tokens, &mut scratch.neurons)?);
+        }
         if let NeuronWeights::Storage { storage, unit } = &self.weights
             && !self.passes_by(&decided, input.tokens)
         {
@@ -201,6 +213,7 @@ impl Neurons {
             }
         }
         scratch.neurons.keep(decided.run);
+        decided.first.into_iter().for_each(|first| scratch.neurons.keep(first));
     }
 
     /// Whether the neurons are read in order, past the cache: all of a layer, or most of those whose gates are on.
@@ -210,7 +223,7 @@ impl Neurons {
         (decided.all || most) && !kept
     }
 
-    fn call<'a>(
+    pub(super) fn call<'a>(
         &'a self,
         storage: &'a Storage,
         unit: usize,
@@ -227,14 +240,14 @@ impl Neurons {
         input: &FfnInput<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), DeviceError> {
-        let Decided { mut run, block, activation, all, begun, centred } = decided;
+        let Decided { mut run, first, block, activation, all, begun, centred } = decided;
         let (memory, jobs) = (&mut scratch.neurons, &mut scratch.jobs);
         // A sum of several jobs begins with 0, so it is taken apart from what it is added to.
         let len = input.tokens * self.slot.width;
         let y = if input.accumulate { grow(&mut memory.sum, len)?.clone() } else { input.y.clone() };
         let (h, x) = (input.h.clone(), input.x.clone());
         let own = FfnInput { tokens: input.tokens, h, x, y, accumulate: false, predict: input.predict };
-        let computed = match &self.weights {
+        let rest = |memory: &mut NeuronScratch, jobs: &mut Jobs| match &self.weights {
             NeuronWeights::Storage { storage, unit } => {
                 let call = self.call(storage, *unit, activation, &own);
                 if let Some(mut block) = block {
@@ -250,6 +263,15 @@ impl Neurons {
                 }
             }
             NeuronWeights::Memory(arena) => self.in_memory(arena, activation, &run, &own, (memory, jobs)),
+        };
+        let computed = match first {
+            None => rest(memory, jobs),
+            Some(mut first) => {
+                let computed =
+                    self.beside_unit(&mut first, activation, &own, (&mut *memory, &mut *jobs), rest);
+                memory.keep(first);
+                computed
+            }
         };
         if computed.is_ok() && input.accumulate {
             let (sum, mut y) = (own.y.read()?, input.y.write()?);
@@ -387,7 +409,7 @@ impl Neurons {
     }
 
     /// The neurons of the list, all of them in memory.
-    fn in_memory(
+    pub(super) fn in_memory(
         &self,
         arena: &Arena,
         activation: Activation,

@@ -168,13 +168,16 @@ fn compute(
         Some((list, gates)) => {
             let of = list.partition_point(|p| (*p as usize) < first)
                 ..list.partition_point(|p| (*p as usize) < end);
+            if of.is_empty() {
+                return Ok(false);
+            }
             let part = grow(&mut scratch.part, tokens * of.len())?.clone();
             let positions = grow(&mut scratch.positions, end - first)?;
             let (mut positions, gates) = (positions.write()?, gates.read()?);
             positions.slice_mut::<u32>()[..of.len()].copy_from_slice(&list[of.clone()]);
             slots.extend(list[of.clone()].iter().map(|position| slot(*position as usize)));
             let mut to = part.write()?;
-            let rows = to.slice_mut::<f32>().chunks_exact_mut(of.len().max(1));
+            let rows = to.slice_mut::<f32>().chunks_exact_mut(of.len());
             for (to, gates) in rows.zip(gates.slice::<f32>().chunks_exact(list.len().max(1))).take(tokens) {
                 to.copy_from_slice(&gates[of.clone()]);
             }
