@@ -69,7 +69,7 @@ impl Settings {
             preference: choose(options, "preference", &[("low_power", 0), ("fast", 1), ("sustained", 2)])?
                 .unwrap_or(2),
             cache: options.get("cache").map(str::to_string),
-            tokens: options.get("tokens").map_or(Ok(TOKENS.to_vec()), buckets)?,
+            tokens: options.ascending("tokens", 1 << 16)?.unwrap_or_else(|| TOKENS.to_vec()),
         })
     }
 }
@@ -82,21 +82,6 @@ fn choose<T: Copy>(options: &Options, key: &str, values: &[(&str, T)]) -> Result
         let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
         Error::invalid(format!("option {key}={text} is none of {}", names.join(", ")))
     })
-}
-
-/// Ascending numbers joined by +.
-fn buckets(text: &str) -> Result<Vec<u64>, Error> {
-    let refuse = || {
-        Error::invalid(format!(
-            "option tokens={text} are no ascending numbers such as 1+32: graphs have fixed shapes"
-        ))
-    };
-    let parse = |part: &str| part.parse().ok().filter(|tokens| (1..=1 << 16).contains(tokens));
-    let buckets: Vec<u64> = text.split('+').map(parse).collect::<Option<_>>().ok_or_else(refuse)?;
-    match buckets.windows(2).all(|pair| pair[0] < pair[1]) {
-        true => Ok(buckets),
-        false => Err(refuse()),
-    }
 }
 
 #[cfg(test)]

@@ -32,25 +32,13 @@ impl Settings {
         Ok(Settings {
             library: options.get("library").map(str::to_string),
             device: options.get("device").map(str::to_string),
-            tokens: options.get("tokens").map(buckets).transpose()?,
+            tokens: match options.get("tokens") {
+                Some("any") => Some(Vec::new()),
+                _ => options.ascending("tokens", 1 << 20)?,
+            },
             exact,
             threads: options.number("threads", 0)?,
         })
-    }
-}
-
-/// `any`, or ascending numbers joined by +.
-fn buckets(text: &str) -> Result<Vec<u64>, Error> {
-    if text == "any" {
-        return Ok(Vec::new());
-    }
-    let refuse =
-        || Error::invalid(format!("option tokens={text} is neither any nor ascending numbers such as 1+32"));
-    let parse = |part: &str| part.parse().ok().filter(|tokens| (1..=1 << 20).contains(tokens));
-    let buckets: Vec<u64> = text.split('+').map(parse).collect::<Option<_>>().ok_or_else(refuse)?;
-    match buckets.windows(2).all(|pair| pair[0] < pair[1]) {
-        true => Ok(buckets),
-        false => Err(refuse()),
     }
 }
 

@@ -64,22 +64,11 @@ impl Settings {
             precision: choice(options, "precision", &precisions)?,
             op: choice(options, "op", &[("fc", Op::FullyConnected), ("conv", Op::Convolution)])?
                 .unwrap_or(Op::FullyConnected),
-            tokens: options.get("tokens").map_or_else(|| Ok(TOKENS.to_vec()), buckets)?,
+            tokens: options.ascending("tokens", 1 << 16)?.unwrap_or_else(|| TOKENS.to_vec()),
             soc: options.get("soc").map(|_| options.number("soc", 0)).transpose()?,
             power: choice(options, "power", &powers)?.unwrap_or(Power::Default),
             cache: text("cache"),
         })
-    }
-}
-
-/// Ascending numbers joined by +: a comma ends a unit on the command line.
-fn buckets(text: &str) -> Result<Vec<u64>, Error> {
-    let refuse = || Error::invalid(format!("option tokens={text} is no list of ascending numbers"));
-    let parse = |part: &str| part.parse().ok().filter(|tokens| (1..=1 << 16).contains(tokens));
-    let buckets: Vec<u64> = text.split('+').map(parse).collect::<Option<_>>().ok_or_else(refuse)?;
-    match buckets.windows(2).all(|pair| pair[0] < pair[1]) {
-        true => Ok(buckets),
-        false => Err(refuse()),
     }
 }
 

@@ -135,6 +135,24 @@ impl Options {
         }
     }
 
+    /// Token counts, or other numbers: ascending, from 1 to `most`, joined by `+`, for a comma ends a unit on the command
+    /// line; `None` when the key is not there.
+    ///
+    /// # Errors
+    /// [`crate::Code::Invalid`] when the value is something else.
+    pub fn ascending(&self, key: &str, most: u64) -> Result<Option<Vec<u64>>, Error> {
+        let Some(text) = self.get(key) else { return Ok(None) };
+        let parse = |part: &str| part.parse().ok().filter(|number| (1..=most).contains(number));
+        let numbers: Option<Vec<u64>> = text.split('+').map(parse).collect();
+        let rising = |numbers: &Vec<u64>| numbers.windows(2).all(|pair| pair[0] < pair[1]);
+        let refuse = || {
+            Error::invalid(format!(
+                "option {key}={text} is no list of ascending numbers up to {most} such as 1+32"
+            ))
+        };
+        numbers.filter(rising).map(Some).ok_or_else(refuse)
+    }
+
     /// Every key with its value.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value.as_str()))

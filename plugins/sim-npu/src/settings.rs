@@ -65,16 +65,9 @@ impl Settings {
         if units > MOST {
             return Err(Error::invalid(format!("option units={units}: at most {MOST}")));
         }
-        let buckets = match options.get("buckets").unwrap_or("1+16+128") {
-            "any" => Vec::new(),
-            text => {
-                let counts: Vec<u64> = text.split('+').filter_map(|n| n.parse().ok()).collect();
-                let ascending = counts.windows(2).all(|pair| pair[0] < pair[1]);
-                if counts.len() != text.split('+').count() || !ascending || counts[0] == 0 {
-                    return Err(refuse("buckets", text, "ascending counts such as 1+16+128, or any"));
-                }
-                counts
-            }
+        let buckets = match options.get("buckets") {
+            Some("any") => Vec::new(),
+            _ => options.ascending("buckets", 1 << 20)?.unwrap_or_else(|| vec![1, 16, 128]),
         };
         let schemes = match options.get("schemes") {
             None => Scheme::ALL.to_vec(),
