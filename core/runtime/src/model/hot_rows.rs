@@ -1,18 +1,80 @@
-//! The first neurons of a store's layer as three matrices, for a unit that takes blocks.
+//! The first neurons of a store's layer as a block of three matrices, on a unit that takes blocks.
 //!
 //! In a store a neuron's down weights are a row of their own; in a block they are a column. They are widened to F32 on the
 //! way, because quantised blocks lie along rows, and the unit's driver chooses how to keep them.
 
 use bytemuck::cast_slice;
-use neuropil_device::{DType, Device, DeviceError, Matrix, PreparedWeight, WeightSource, quant};
+use neuropil_device::{
+    DType, Device, DeviceError, Matrix, OpShape, PreparedWeight, Stage, WeightSource, quant,
+};
 
 use crate::gguf::{Gguf, TensorInfo};
+use crate::predict::Prediction;
+use crate::sched::{Asked, HotBlock, Recipe};
 use crate::store::Layout;
 
 use super::ModelError;
+use super::load::{Loader, not_placed};
+use super::load_neurons::{Place, StoreView};
+use super::load_storage;
+use super::source::into_device_error;
 
 /// Bytes of bundles that are read at a time.
 const CHUNK: usize = 1 << 20;
+
+/// Hot neurons are a multiple of it: the columns of their down matrix are whole groups of every scheme.
+const HOT_STEP: usize = 32;
+
+impl Loader<'_> {
+    /// The neurons that fire most as a block on another unit, if there is one that takes them.
+    pub(super) fn hot_block(
+        &mut self,
+        view: &StoreView,
+        (layer, expert): Place,
+        bundles: &TensorInfo,
+    ) -> Result<Option<HotBlock>, ModelError> {
+        // Constants stand in for neurons that thresholds leave out, which a block knows nothing of.
+        if self.units.home() == 0 || view.prediction() == Prediction::Threshold {
+            return Ok(None);
+        }
+        let Some(of) = view.store.layers.get(layer) else { return Ok(None) };
+        let (layout, exact) = (of.layout, self.exact);
+        let count = match view.prediction() {
+            Prediction::Off | Prediction::Auto => layout.neurons,
+            _ => load_storage::often(self.gguf, of, (layer, expert.unwrap_or(0)))?
+                .max(view.hot().min(layout.neurons)),
+        };
+        let count = count / HOT_STEP * HOT_STEP;
+        if count == 0 {
+            return Ok(None);
+        }
+        let width = layout.width;
+        let dtype = if exact { DType::F32 } else { layout.gate_type };
+        let shape = OpShape::Cluster {
+            stage: Stage::Fused,
+            dtype,
+            down_dtype: DType::F32,
+            neurons: count,
+            width,
+            tokens: 1,
+            bundles: false,
+        };
+        let (gguf, tensor) = (self.gguf.clone(), bundles.clone());
+        let recipe: Recipe = Box::new(move |device| {
+            let block = HotRows::read(&gguf, &tensor, &layout, count, dtype).map_err(into_device_error)?;
+            Ok(vec![block.prepare(device)?])
+        });
+        let asked = Asked { op: "hot neurons", dtype, shapes: &[shape] };
+        let placed = HotBlock::place(&self.units, (count, width), &asked, &recipe);
+        let placed = placed.map_err(|refused| not_placed(refused, &bundles.name, dtype))?;
+        if let Some(block) = &placed {
+            self.count(block.bytes(), 0);
+            self.extra_bytes = self.extra_bytes.saturating_add(block.bytes());
+            self.has_hot_blocks = true;
+        }
+        Ok(placed)
+    }
+}
 
 /// Gate and up rows in one type, and down as a matrix of F32.
 pub(super) struct HotRows {

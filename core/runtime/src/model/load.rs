@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use neuropil_device::{DType, Device, HostOps, OpShape, Stage, Support};
+use neuropil_device::{DType, Device, HostOps, OpShape, Stage};
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::Storage;
 use crate::predict::{MakePredictor, Prediction};
-use crate::sched::{Asked, Recipe, Refused, Units, Weights, WeightsKind};
+use crate::sched::{Asked, Recipe, Refused, Units, Weights, WeightsKind, first_no};
 use crate::submit::Placed;
 
 use super::ModelError;
@@ -217,11 +217,7 @@ impl<'a> Loader<'a> {
         let home = self.units.home();
         let others = self.units.devices().enumerate().filter(|(unit, _)| *unit != home);
         for (unit, device) in self.units.devices().enumerate().skip(home).take(1).chain(others) {
-            let refusal = shapes.iter().find_map(|shape| match device.supports(shape) {
-                Support::No(reason) => Some(reason),
-                Support::Native | Support::Emulated => None,
-            });
-            match refusal {
+            match first_no(&**device, shapes) {
                 None => return Ok((unit, device.clone())),
                 Some(reason) => reasons.push(format!("{}: {reason}", device.info().name)),
             }

@@ -10,14 +10,10 @@ use neuropil_device::{
 use crate::gguf::{Gguf, TensorInfo};
 use crate::pipeline::{Decision, NeuronWeights, Neurons};
 use crate::predict::{Centred, Gate4, LowRank, Prediction, PredictorInput, Thresholds};
-use crate::sched::{Asked, HotBlock, Recipe};
 use crate::store::{BATCHES, Layout, Store, keys, neuron_tensor_name};
 use crate::submit::Placed;
 
-use super::hot_rows::HotRows;
-use super::load::{Loader, not_placed};
-use super::load_storage;
-use super::source::into_device_error;
+use super::load::Loader;
 use super::tensors::TensorShape;
 use super::{ModelError, ModelSpec};
 
@@ -28,9 +24,6 @@ const CHUNK: usize = 1 << 20;
 /// KiB on reads are as fast as they get.
 const GROUP_BYTES: usize = 256 << 10;
 const MOST_GROUPED: usize = 64;
-
-/// Hot neurons are a multiple of it: the columns of their down matrix are whole groups of every scheme.
-const HOT_STEP: usize = 32;
 
 /// A store's layers, and how its neurons are chosen.
 pub(crate) struct StoreView {
@@ -123,6 +116,11 @@ impl StoreView {
         1 << fits.ilog2()
     }
 
+    /// Neurons that are always computed, by the file's word.
+    pub(super) fn hot(&self) -> usize {
+        self.hot
+    }
+
     /// How neurons are chosen.
     pub(crate) fn prediction(&self) -> Prediction {
         self.prediction
@@ -210,7 +208,7 @@ fn cheapest(gguf: &Gguf, store: &Store, model: bool) -> Result<Prediction, Model
 }
 
 /// A layer, and one of its experts if it has several.
-type Place = (usize, Option<usize>);
+pub(super) type Place = (usize, Option<usize>);
 
 impl Loader<'_> {
     /// The neurons of a layer, or of one of its experts, out of the store.
@@ -367,55 +365,6 @@ impl Loader<'_> {
             decision,
             ops: self.ops.clone(),
         })
-    }
-
-    /// The neurons that fire most as a block on another unit, if there is one that takes them.
-    fn hot_block(
-        &mut self,
-        view: &StoreView,
-        (layer, expert): Place,
-        bundles: &TensorInfo,
-    ) -> Result<Option<HotBlock>, ModelError> {
-        // Constants stand in for neurons that thresholds leave out, which a block knows nothing of.
-        if self.units.home() == 0 || view.prediction == Prediction::Threshold {
-            return Ok(None);
-        }
-        let Some(of) = view.store.layers.get(layer) else { return Ok(None) };
-        let (layout, exact) = (of.layout, self.exact);
-        let count = match view.prediction {
-            Prediction::Off | Prediction::Auto => layout.neurons,
-            _ => load_storage::often(self.gguf, of, (layer, expert.unwrap_or(0)))?
-                .max(view.hot.min(layout.neurons)),
-        };
-        let count = count / HOT_STEP * HOT_STEP;
-        if count == 0 {
-            return Ok(None);
-        }
-        let width = layout.width;
-        let dtype = if exact { DType::F32 } else { layout.gate_type };
-        let shape = OpShape::Cluster {
-            stage: Stage::Fused,
-            dtype,
-            down_dtype: DType::F32,
-            neurons: count,
-            width,
-            tokens: 1,
-            bundles: false,
-        };
-        let (gguf, tensor) = (self.gguf.clone(), bundles.clone());
-        let recipe: Recipe = Box::new(move |device| {
-            let block = HotRows::read(&gguf, &tensor, &layout, count, dtype).map_err(into_device_error)?;
-            Ok(vec![block.prepare(device)?])
-        });
-        let asked = Asked { op: "hot neurons", dtype, shapes: &[shape] };
-        let placed = HotBlock::place(&self.units, (count, width), &asked, &recipe);
-        let placed = placed.map_err(|refused| not_placed(refused, &bundles.name, dtype))?;
-        if let Some(block) = &placed {
-            self.count(block.bytes(), 0);
-            self.extra_bytes = self.extra_bytes.saturating_add(block.bytes());
-            self.has_hot_blocks = true;
-        }
-        Ok(placed)
     }
 
     fn centred(

@@ -6,7 +6,7 @@ use neuropil_device::quant::SLICE;
 use neuropil_device::{Arena, DType};
 
 use crate::cache::{Cache, Eviction, Odds, Window};
-use crate::gguf::{Gguf, GgufError};
+use crate::gguf::{Gguf, GgufError, TensorInfo};
 use crate::io::{Files, IoChoice, IoEngine, open_files};
 use crate::pipeline::{PIECES, PipelineOptions, Storage, StorageParts, Trace, Unit};
 use crate::predict::Prediction;
@@ -178,6 +178,49 @@ fn passes_by(view: &StoreView) -> bool {
     view.prediction() == Prediction::Off && view.store.layers.iter().all(|layer| layer.bundles.len() == 1)
 }
 
+/// How often the neurons of a layer fire, as the file has it: for each expert a row per batch size.
+struct Counts<'a> {
+    gguf: &'a Gguf,
+    tensor: &'a TensorInfo,
+    /// Of a row.
+    bytes: usize,
+    per_expert: u64,
+}
+
+impl<'a> Counts<'a> {
+    /// Those of layer `index`; `None` if the file does not say.
+    fn of(gguf: &'a Gguf, index: usize, layer: &StoreLayer) -> Option<Counts<'a>> {
+        let tensor = gguf.tensor(&format!("blk.{index}.ffn_count"))?;
+        let per_expert = tensor.bytes / layer.bundles.len().max(1) as u64;
+        let bytes = 4 * layer.layout.neurons;
+        (tensor.dtype == Some(DType::F32)).then_some(Counts { gguf, tensor, bytes, per_expert })
+    }
+
+    fn out_of_memory(&self) -> ModelError {
+        ModelError::OutOfMemory { what: self.tensor.name.clone(), bytes: self.bytes as u64 }
+    }
+
+    /// Room for a row.
+    fn row(&self) -> Result<Vec<u8>, ModelError> {
+        let mut row = Vec::new();
+        row.try_reserve_exact(self.bytes).map_err(|_| self.out_of_memory())?;
+        row.resize(self.bytes, 0);
+        Ok(row)
+    }
+
+    /// The numbers of one row.
+    fn read<'r>(
+        &self,
+        expert: usize,
+        batch: usize,
+        row: &'r mut [u8],
+    ) -> Result<impl Iterator<Item = f32> + use<'r>, ModelError> {
+        let from = expert as u64 * self.per_expert + (batch * self.bytes) as u64;
+        self.gguf.read_part(self.tensor, from, row)?;
+        Ok(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)))
+    }
+}
+
 /// How often each neuron fires, unit after unit, in steps of each of [`BATCHES`]; empty if the file does not say.
 pub(super) type Frequencies = [Vec<f32>; BATCHES.len()];
 
@@ -189,22 +232,13 @@ pub(super) fn frequencies(
 ) -> Result<Frequencies, ModelError> {
     let mut all = Frequencies::default();
     for (index, layer) in layers.iter().enumerate() {
-        let counted = gguf.tensor(&format!("blk.{index}.ffn_count"));
-        let Some(tensor) = counted.filter(|tensor| tensor.dtype == Some(DType::F32)) else {
-            return Ok(Frequencies::default());
-        };
+        let Some(counts) = Counts::of(gguf, index, layer) else { return Ok(Frequencies::default()) };
         let neurons = layer.layout.neurons;
-        let per_expert = tensor.bytes / layer.bundles.len().max(1) as u64;
-        let bytes = 4 * neurons;
-        let out_of_memory = |_| ModelError::OutOfMemory { what: tensor.name.clone(), bytes: bytes as u64 };
-        let mut row = Vec::new();
-        row.try_reserve_exact(bytes).map_err(out_of_memory)?;
-        row.resize(bytes, 0);
-        for expert in 0..layer.bundles.len() as u64 {
+        let mut row = counts.row()?;
+        for expert in 0..layer.bundles.len() {
             for (batch, of) in all.iter_mut().enumerate() {
-                gguf.read_part(tensor, expert * per_expert + (batch * bytes) as u64, &mut row)?;
-                let values = row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-                of.try_reserve(neurons).map_err(out_of_memory)?;
+                let values = counts.read(expert, batch, &mut row)?;
+                of.try_reserve(neurons).map_err(|_| counts.out_of_memory())?;
                 if group > 1 {
                     let mean = values.sum::<f32>() / neurons.max(1) as f32;
                     of.extend((0..neurons.div_ceil(group)).map(|_| mean));
@@ -228,16 +262,9 @@ pub(super) fn often(
     of: &StoreLayer,
     (layer, expert): (usize, usize),
 ) -> Result<usize, ModelError> {
-    let counted = gguf.tensor(&format!("blk.{layer}.ffn_count"));
-    let Some(tensor) = counted.filter(|tensor| tensor.dtype == Some(DType::F32)) else { return Ok(0) };
-    let per_expert = tensor.bytes / of.bundles.len().max(1) as u64;
-    let mut row = Vec::new();
-    let bytes = 4 * of.layout.neurons;
-    let refused = |_| ModelError::OutOfMemory { what: tensor.name.clone(), bytes: bytes as u64 };
-    row.try_reserve_exact(bytes).map_err(refused)?;
-    row.resize(bytes, 0);
-    gguf.read_part(tensor, expert as u64 * per_expert, &mut row)?;
-    let values = row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let Some(counts) = Counts::of(gguf, layer, of) else { return Ok(0) };
+    let mut row = counts.row()?;
+    let values = counts.read(expert, 0, &mut row)?;
     Ok(values.take_while(|frequency| *frequency >= 0.5).count())
 }
 

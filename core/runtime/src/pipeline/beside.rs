@@ -68,8 +68,7 @@ impl Neurons {
             computed?;
             let sums = if added? { sums.clone() } else { own(jobs)? };
             let (sums, mut y) = (sums.read()?, input.y.write()?);
-            let pairs = y.slice_mut::<f32>().iter_mut().zip(&sums.slice::<f32>()[..len]);
-            pairs.for_each(|(y, sum)| *y += sum);
+            self.ops.add(&mut y.slice_mut()[..len], &sums.slice()[..len]);
             Ok(())
         });
         memory.hot = sums;

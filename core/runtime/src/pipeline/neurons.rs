@@ -275,8 +275,7 @@ impl Neurons {
         };
         if computed.is_ok() && input.accumulate {
             let (sum, mut y) = (own.y.read()?, input.y.write()?);
-            let pairs = y.slice_mut::<f32>().iter_mut().zip(&sum.slice::<f32>()[..len]);
-            pairs.for_each(|(y, sum)| *y += sum);
+            self.ops.add(&mut y.slice_mut()[..len], &sum.slice()[..len]);
         }
         if computed.is_ok()
             && centred

@@ -11,4 +11,4 @@ mod weights;
 pub(crate) use hot::HotBlock;
 pub(crate) use units::Units;
 pub use units::{Placement, UnitEvent};
-pub(crate) use weights::{Asked, Recipe, Refused, Weights, WeightsKind};
+pub(crate) use weights::{Asked, Recipe, Refused, Weights, WeightsKind, first_no};

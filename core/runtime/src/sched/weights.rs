@@ -145,14 +145,17 @@ impl Weights {
 
     /// Bytes of what is prepared so far, on all units.
     pub fn bytes(&self) -> u64 {
-        let prepared = self.places.iter().filter_map(|place| place.prepared.get());
-        prepared.flatten().map(|weight| weight.bytes() as u64).fold(0, u64::saturating_add)
+        self.bytes_on(|_| true)
     }
 
     /// Bytes of what is prepared at home.
     pub fn home_bytes(&self) -> u64 {
-        let home = self.places.iter().filter(|place| place.unit == self.units.home());
-        let weights = home.filter_map(|place| place.prepared.get()).flatten();
+        self.bytes_on(|unit| unit == self.units.home())
+    }
+
+    fn bytes_on(&self, counts: impl Fn(usize) -> bool) -> u64 {
+        let places = self.places.iter().filter(|place| counts(place.unit));
+        let weights = places.filter_map(|place| place.prepared.get()).flatten();
         weights.map(|weight| weight.bytes() as u64).fold(0, u64::saturating_add)
     }
 
@@ -255,7 +258,12 @@ pub(super) fn refusal(units: &Units, unit: usize, asked: &Asked<'_>) -> Option<S
     if !units.is_in(unit) {
         return Some("it was taken out".into());
     }
-    asked.shapes.iter().find_map(|shape| match units.device(unit).supports(shape) {
+    first_no(units.device(unit), asked.shapes)
+}
+
+/// Why a device cannot do all of some operations, if it cannot.
+pub(crate) fn first_no(device: &dyn Device, shapes: &[OpShape]) -> Option<String> {
+    shapes.iter().find_map(|shape| match device.supports(shape) {
         Support::No(reason) => Some(reason),
         Support::Native | Support::Emulated => None,
     })
